@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent_program.ids import DEFAULT_TENANT, ProgramId, TenantId, ToolKey
+from agent_program.ids import DEFAULT_TENANT, ID_BYTES_MAX, ProgramId, TenantId, ToolKey
 
 _PREFIX = "continuum_"
 
@@ -53,12 +53,12 @@ class TurnHints:
 
     @classmethod
     def from_xargs(cls, program_id: str, xargs: Mapping[str, object] | None) -> TurnHints:
-        """Read hints back. Fields that are absent or of the wrong type take their defaults."""
+        """Read hints back. Fields that are absent, of the wrong type or too long take their defaults."""
         flat = xargs or {}
 
         def text(key: str) -> str | None:
             value = flat.get(_PREFIX + key)
-            return value if isinstance(value, str) and value else None
+            return value if isinstance(value, str) and 0 < len(value) <= ID_BYTES_MAX else None
 
         def number(key: str) -> float | None:
             value = flat.get(_PREFIX + key)

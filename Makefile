@@ -1,0 +1,60 @@
+# Everything a person does with this checkout. `make` alone lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+export VENV
+
+# Nothing here needs the network once the environment is there.
+export HF_HUB_OFFLINE := 1
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+# Setup compiles no bytecode, so the first import of each module must keep it: vLLM and torch take 12 s longer without.
+export PYTHONDONTWRITEBYTECODE :=
+
+PYTEST := $(BIN)/python -m pytest
+CHECKED := agent_program continuum_router engine_replicas tool_runtime deployments benchmarks tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test check unit integration adversarial fmt lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## create or renew .venv (a second run takes a second)
+	@scripts/setup.sh
+
+demo: setup ## start everything, run several agent programs at once, show what happened, shut down
+	@$(BIN)/python -m deployments.demo
+
+serve: setup ## start everything and stay up; Ctrl-C stops it
+	@$(BIN)/continuum serve
+
+test: setup check ## check, then every test
+	$(PYTEST)
+
+check: setup ## style, types, import borders
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) -q tests/architecture
+
+unit: setup ## the tests that need no Ray, vLLM or Redis: seconds
+	$(PYTEST) -q tests/unit
+
+integration: setup ## the tests with real parts
+	$(PYTEST) tests/contract tests/integration
+
+adversarial: setup ## the tests that attack it
+	$(PYTEST) tests/adversarial
+
+fmt: setup ## format, and fix what can be fixed mechanically
+	$(BIN)/ruff check --fix-only --quiet $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+lock: ## resolve requirements/cpu.in into requirements/cpu.lock
+	@scripts/lock.sh
+
+clean: ## remove the environment and every cache of this checkout
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measurements: paired comparisons on real engines, and replays of traces."""

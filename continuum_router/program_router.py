@@ -1,0 +1,285 @@
+"""The router without Ray: fleet, this process's table of programs, and the store that is the authority on bindings.
+
+    fresh copy here, replica lives        that replica; the store is not asked
+    otherwise                             propose a replica, bind by compare-and-set, take what stands
+    what stands is a lost replica         propose again, replacing it
+    what stands is a replica not heard of wait a moment for the news of it, then treat it as lost
+    the store does not answer             the copy here if its replica lives, else decide here; tell the store later
+
+A proposal counts as a bound program from the moment it is made, so that programs that arrive together, all waiting for the
+store, spread over the replicas; and so that requests of one new program that arrive together propose the same replica.
+
+While the store is away it is asked once per retry period, and every binding decided meanwhile is offered to it when it is
+back, first binding wins: a program that two processes bound differently in the meantime settles on one replica then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from enum import StrEnum
+from functools import partial
+from typing import TypeVar
+
+from agent_program.clock import Clock
+from agent_program.errors import StoreUnavailable
+from agent_program.ids import ProgramId, ReplicaId
+from continuum_router.bindings import Bindings
+from continuum_router.config import RouterSettings
+from continuum_router.placement import Fleet, Placement, Reason
+from continuum_router.program_table import ProgramTable
+from continuum_router.replica_view import ReplicaView
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+#: Others may bind the program between our question and our answer; each further attempt needs another such change.
+_BIND_ATTEMPTS_MAX = 4
+
+
+class Intent(StrEnum):
+    """What a request may do to its program's binding."""
+
+    #: A turn or a tool call: binds its program if it has no binding.
+    BIND = "bind"
+    #: Goes where the program is, and binds nothing.
+    FOLLOW = "follow"
+
+
+class ProgramRouter:
+    """Places the requests of programs. One per handle and event loop; not thread-safe."""
+
+    def __init__(self, *, bindings: Bindings, settings: RouterSettings, clock: Clock) -> None:
+        self._bindings = bindings
+        self._settings = settings
+        self._clock = clock
+        self.fleet = Fleet(
+            weights=settings.weights, seed=settings.seed, quarantine_s=settings.lost_replica_quarantine_s
+        )
+        self._table = ProgramTable(
+            capacity=settings.programs_cached_max, ttl_s=settings.binding_ttl_s, now_s=clock.now_s()
+        )
+        self._store_away_until_s: float | None = None
+        #: Programs bound here that the store has not confirmed because it was away; no more than the table holds.
+        self._unconfirmed: dict[ProgramId, None] = {}
+        self._replicas_changed = asyncio.Event()
+        self._reconciling: asyncio.Task[None] | None = None
+        self._aged_s = clock.now_s()
+
+    # Replicas
+
+    def replace_replicas(self, views: Iterable[ReplicaView]) -> None:
+        """These are the live replicas, as last reported."""
+        for replica_id in self.fleet.replace(views, now_s=self._clock.now_s()):
+            self._recount(replica_id)
+        self._replicas_changed.set()
+
+    def lose_replica(self, replica_id: ReplicaId) -> None:
+        """The replica was seen dying. Its programs are placed anew at their next request."""
+        self.fleet.lose(replica_id, now_s=self._clock.now_s())
+        self._replicas_changed.set()
+
+    # Programs
+
+    @property
+    def is_store_away(self) -> bool:
+        """The store did not answer when last asked."""
+        return self._store_away_until_s is not None
+
+    @property
+    def programs_known(self) -> int:
+        """How many bindings this process has a copy of; no more than `programs_cached_max`."""
+        return len(self._table)
+
+    @property
+    def unconfirmed_count(self) -> int:
+        """How many bindings made here wait for the store to come back."""
+        return len(self._unconfirmed)
+
+    def place_unbound(self, key: str) -> Placement | None:
+        """The replica for a request of no program; `key` breaks ties. None when no replica lives."""
+        self._housekeep()
+        replica_id = self.fleet.choose(key)
+        return None if replica_id is None else Placement(replica_id=replica_id, reason=Reason.UNBOUND)
+
+    async def place(self, program_id: ProgramId, intent: Intent = Intent.BIND) -> Placement | None:
+        """The replica for a request of the program. None when no replica lives. Never raises for an absent store."""
+        self._housekeep()
+        if (replica_id := self._fresh_copy(program_id)) is not None:
+            return Placement(replica_id=replica_id, reason=Reason.BOUND)
+        if not len(self.fleet):
+            return None
+        if intent is Intent.FOLLOW:
+            return await self._follow(program_id)
+        reason = self._reason(program_id)
+        try:
+            return await self._bind(program_id, reason)
+        except StoreUnavailable:
+            return self._bind_here(program_id, reason)
+
+    async def release(self, program_id: ProgramId) -> None:
+        """The program is over: its binding ends. With the store away it lapses by its time to live."""
+        entry = self._table.drop(program_id)
+        self._unconfirmed.pop(program_id, None)
+        if entry is None:
+            return
+        self._recount(entry.replica_id)
+        try:
+            await self._ask(partial(self._bindings.release, program_id, entry.replica_id))
+        except StoreUnavailable:
+            logger.info("a finished program stays bound until its time is up: the store is away")
+
+    async def close(self) -> None:
+        """Stop reconciling and let go of the store."""
+        if self._reconciling is not None:
+            self._reconciling.cancel()
+            await asyncio.gather(self._reconciling, return_exceptions=True)
+        await self._bindings.close()
+
+    # With the store
+
+    def _fresh_copy(self, program_id: ProgramId) -> ReplicaId | None:
+        entry = self._table.get(program_id)
+        if entry is None or entry.confirmed_s is None or not self.fleet.keeps(entry.replica_id):
+            return None
+        is_fresh = self._clock.now_s() - entry.confirmed_s <= self._settings.binding_fresh_s
+        return entry.replica_id if is_fresh else None
+
+    async def _bind(self, program_id: ProgramId, reason: Reason) -> Placement | None:
+        standing_lost: ReplicaId | None = None
+        for _ in range(_BIND_ATTEMPTS_MAX):
+            proposal = self._propose(program_id)
+            if proposal is None:
+                return None
+            wanted, replacing = proposal
+            question = partial(self._bindings.bind, program_id, wanted, replacing=standing_lost or replacing)
+            standing = await self._ask(question)
+            await self._wait_until_heard_of(standing)
+            if self.fleet.keeps(standing):
+                self._note(program_id, standing, confirmed_s=self._clock.now_s())
+                return Placement(replica_id=standing, reason=reason if standing == wanted else Reason.BOUND)
+            standing_lost, reason = standing, self._reason_to_leave(standing)
+        # So many rounds mean that routers with opposite views of the replicas take turns: decide for this request alone.
+        logger.warning("routers do not agree on a program's replica", extra={"action": "binding_contended"})
+        return self._bind_here(program_id, reason)
+
+    def _propose(self, program_id: ProgramId) -> tuple[ReplicaId, ReplicaId | None] | None:
+        """The replica wanted and the one to replace, noted at once so that the next proposal sees it."""
+        entry = self._table.get(program_id)
+        if entry is not None and self.fleet.keeps(entry.replica_id):
+            return entry.replica_id, None
+        left = entry.replica_id if entry else None
+        wanted = self.fleet.choose(program_id)
+        if wanted is None:
+            return None
+        self._note(program_id, wanted, confirmed_s=None)
+        return wanted, left
+
+    async def _wait_until_heard_of(self, replica_id: ReplicaId) -> None:
+        """Wait for a replica that another router knows and this one does not; one that stays unknown is lost."""
+        try:
+            async with asyncio.timeout(self._settings.unknown_replica_grace_s):
+                while replica_id not in self.fleet and not self.fleet.is_lost(replica_id):
+                    self._replicas_changed.clear()
+                    await self._replicas_changed.wait()
+        except TimeoutError:
+            self.fleet.presume_lost(replica_id, now_s=self._clock.now_s())
+
+    async def _follow(self, program_id: ProgramId) -> Placement | None:
+        entry = self._table.get(program_id)
+        replica_id = entry.replica_id if entry else None
+        with contextlib.suppress(StoreUnavailable):  # then the copy here, or none, is what there is to go by
+            replica_id = await self._ask(partial(self._bindings.get, program_id)) or replica_id
+        if replica_id is not None and replica_id in self.fleet:
+            return Placement(replica_id=replica_id, reason=Reason.BOUND)
+        return self.place_unbound(program_id)
+
+    async def _ask(self, question: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask the store, unless it failed within the retry period.
+
+        Raises:
+            StoreUnavailable: it does not answer, or did not a moment ago.
+        """
+        now_s = self._clock.now_s()
+        if self._store_away_until_s is not None:
+            if now_s < self._store_away_until_s:
+                raise StoreUnavailable
+            self._store_away_until_s = now_s + self._settings.store_retry_s  # this request alone finds out
+        try:
+            answer = await question()
+        except StoreUnavailable as exc:
+            if self._store_away_until_s is None:
+                logger.warning("binding without the store: %s", exc, extra={"action": "store_away"})
+            self._store_away_until_s = self._clock.now_s() + self._settings.store_retry_s
+            raise
+        if self._store_away_until_s is not None:
+            logger.info("the binding store is back", extra={"action": "store_back"})
+            self._store_away_until_s = None
+        return answer
+
+    # Without the store
+
+    def _bind_here(self, program_id: ProgramId, reason: Reason) -> Placement | None:
+        proposal = self._propose(program_id)
+        if proposal is None:
+            return None
+        replica_id, _ = proposal
+        self._note(program_id, replica_id, confirmed_s=None)
+        if len(self._unconfirmed) < self._settings.programs_cached_max:
+            self._unconfirmed[program_id] = None
+        if self._reconciling is None or self._reconciling.done():
+            self._reconciling = asyncio.create_task(self._reconcile_until_done())
+        return Placement(replica_id=replica_id, reason=reason)
+
+    async def reconcile(self) -> bool:
+        """Offer the store every binding that was decided without it; returns whether it took them all."""
+        for program_id in list(self._unconfirmed):
+            if self._table.get(program_id) is None:
+                self._unconfirmed.pop(program_id, None)
+                continue
+            try:
+                await self._bind(program_id, self._reason(program_id))
+            except StoreUnavailable:
+                return False
+        return not self._unconfirmed
+
+    async def _reconcile_until_done(self) -> None:
+        while True:
+            if await self.reconcile():
+                return
+            await asyncio.sleep(self._settings.store_retry_s)
+
+    # Book-keeping
+
+    def _reason(self, program_id: ProgramId) -> Reason:
+        entry = self._table.get(program_id)
+        if entry is not None and self.fleet.keeps(entry.replica_id):
+            return Reason.BOUND
+        return self._reason_to_leave(entry.replica_id if entry else None)
+
+    def _reason_to_leave(self, replica_id: ReplicaId | None) -> Reason:
+        if replica_id is None:
+            return Reason.NEW
+        return Reason.DRAINING if replica_id in self.fleet else Reason.REPLICA_LOST
+
+    def _note(self, program_id: ProgramId, replica_id: ReplicaId, *, confirmed_s: float | None) -> None:
+        before = self._table.put(program_id, replica_id, confirmed_s=confirmed_s)
+        if confirmed_s is not None:
+            self._unconfirmed.pop(program_id, None)
+        if before != replica_id:
+            self._recount(replica_id)
+            if before is not None:
+                self._recount(before)
+        for changed in self._table.rotate(now_s=self._clock.now_s()):
+            self._recount(changed)
+
+    def _recount(self, replica_id: ReplicaId) -> None:
+        self.fleet.set_programs(replica_id, self._table.programs_on(replica_id))
+
+    def _housekeep(self) -> None:
+        now_s, period_s = self._clock.now_s(), self._settings.routing_stats_period_s
+        if now_s - self._aged_s >= period_s:
+            self._aged_s = now_s
+            self.fleet.age(now_s=now_s, period_s=2 * period_s)

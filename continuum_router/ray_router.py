@@ -1,0 +1,194 @@
+"""Ray Serve's request router for programs: a thin layer over `ProgramRouter`.
+
+Serve makes one instance of the class below per deployment handle and process, on a thread and event loop of its own. It hands
+us the live replicas with their last reports (`update_replicas`), asks for a ranking per request (`choose_replicas`), and tells
+of sends, ends and deaths. A request's program is the handle call's `session_id`; Serve does not carry it from one handle call to
+the next, so each caller sets it.
+
+Two things to know when editing:
+- Serve pickles the class *by value*: globals of this module are copies. State shared by routers belongs in an imported module.
+- Inside one rank Serve picks the shortest queue, so a ranking that must be obeyed consists of ranks of one replica.
+
+A program's rank is its replica and nothing else: when that is full, the request waits for it (with back-off) and is not sent
+elsewhere, where its KV is not. For that reason a deployment's `max_ongoing_requests` should be well above the engine's batch.
+
+Serve matches a chosen replica to its request by `internal_request_id`, which concurrent handle calls made inside one
+HTTP request share; the second of two such calls would wait for ever. The three overrides marked below match by the
+request's own metadata object instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.util.metrics import Counter, Gauge
+
+from agent_program.clock import SystemClock
+from agent_program.ids import ProgramId, ReplicaId
+from continuum_router.config import RouterSettings
+from continuum_router.placement import Placement
+from continuum_router.program_router import Intent, ProgramRouter
+from continuum_router.redis_bindings import RedisBindings
+from continuum_router.replica_view import ReplicaView
+
+
+def router_config(store_url: str, *, namespace: str, settings: RouterSettings | None = None) -> RequestRouterConfig:
+    """What `serve.deployment(request_router_config=...)` takes; `namespace` is "engine" or "tools"."""
+    chosen = settings or RouterSettings()
+    return RequestRouterConfig(
+        request_router_class="continuum_router.ray_router.ProgramAffinityRouter",
+        request_router_kwargs={
+            "store_url": store_url,
+            "namespace": namespace,
+            "settings": chosen.model_dump(mode="json"),
+        },
+        request_routing_stats_period_s=chosen.routing_stats_period_s,
+    )
+
+
+class ProgramAffinityRouter(RequestRouter):
+    """Keeps each program on its replica."""
+
+    def initialize_state(self, *, store_url: str, namespace: str, settings: Mapping[str, Any] | None = None) -> None:
+        """Called by Serve with the deployment's `request_router_kwargs`.
+
+        Raises:
+            pydantic.ValidationError: a setting that does not exist or has a bad value.
+            ValueError: a bad namespace or store URL.
+        """
+        self._settings = RouterSettings.model_validate(settings or {})
+        self._programs = ProgramRouter(
+            bindings=RedisBindings(
+                store_url,
+                namespace=namespace,
+                ttl_s=self._settings.binding_ttl_s,
+                timeout_s=self._settings.store_timeout_s,
+                connections_max=self._settings.store_connections_max,
+            ),
+            settings=self._settings,
+            clock=SystemClock(),
+        )
+        self._closer: weakref.finalize[Any, Any] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+        self._pending_by_metadata: dict[int, PendingRequest] = {}
+        tags = {"namespace": namespace, "deployment": self._deployment_id.name}
+        self._placements = Counter(
+            "continuum_router_placements",
+            description="Requests for which a replica was chosen, by reason.",
+            tag_keys=("namespace", "deployment", "reason"),
+        )
+        self._placements.set_default_tags(tags)
+        self._unconfirmed = Gauge(
+            "continuum_router_unconfirmed_bindings",
+            description="Bindings made while the store was away that it has not confirmed.",
+            tag_keys=("namespace", "deployment"),
+        )
+        self._unconfirmed.set_default_tags(tags)
+
+    # What Serve asks
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is None:
+            return [candidate_replicas] if candidate_replicas else []
+        self._close_when_dropped()
+        # Without this Serve asks again in a tight loop while the replica is full.
+        pending_request.routing_context.should_backoff = True
+        session_id = pending_request.metadata.session_id
+        if session_id:
+            placement = await self._programs.place(ProgramId(session_id), self._intent(pending_request))
+        else:
+            placement = self._programs.place_unbound(pending_request.metadata.internal_request_id)
+        if placement is None:
+            return []
+        self._count(placement)
+        replica = self._replica(placement.replica_id)
+        if replica is None:
+            return []  # it left while we asked the store; Serve asks again
+        return [[replica]] if session_id else [[replica], self._replicas_list]
+
+    @property
+    def max_num_routing_tasks(self) -> int:
+        # Serve allows two tasks a replica. A request that waits for its own full replica occupies one, so a few programs of one
+        # busy replica would stop requests to idle ones.
+        return self._settings.routing_tasks_max
+
+    # What Serve tells
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._refresh()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._programs.lose_replica(ReplicaId(replica_id.unique_id))
+        # Serve reports a death on the safe side. Should the controller still list the replica when the quarantine is over, it
+        # lives, and no broadcast need follow to say so.
+        self._event_loop.call_later(self._settings.lost_replica_quarantine_s, self._refresh)
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        self._programs.fleet.turn_sent(ReplicaId(replica_id.unique_id))
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        super().on_request_completed(replica_id, internal_request_id)
+        self._programs.fleet.turn_ended(ReplicaId(replica_id.unique_id))
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        super().on_request_routed(pending_request, replica_id, result)
+        session_id = pending_request.metadata.session_id
+        if session_id and pending_request.metadata.call_method in self._settings.releasing_methods:
+            task = self._event_loop.create_task(self._programs.release(ProgramId(session_id)))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    # Requests are matched by their own metadata object (see the top)
+
+    def _add_pending_request_to_indices(self, pending_request: PendingRequest) -> None:
+        self._pending_by_metadata[id(pending_request.metadata)] = pending_request
+
+    def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
+        self._pending_by_metadata.pop(id(pending_request.metadata), None)
+
+    def _get_pending_request_matching_internal_request_id(self, request_metadata: Any = None) -> PendingRequest | None:
+        pending = self._pending_by_metadata.get(id(request_metadata))
+        return pending if pending is not None and not pending.future.done() else None
+
+    # Details
+
+    def _close_when_dropped(self) -> None:
+        # Serve drops a router without a word when its handle goes. (At the process's end the system closes connections.)
+        if self._closer is None:
+            self._closer = weakref.finalize(self, _close_on_loop, self._programs, self._event_loop)
+            self._closer.atexit = False
+
+    def _refresh(self) -> None:
+        self._programs.replace_replicas(
+            ReplicaView.from_report(
+                ReplicaId(replica.replica_id.unique_id), replica.max_ongoing_requests, replica.routing_stats
+            )
+            for replica in self._replicas_list
+        )
+
+    def _intent(self, pending_request: PendingRequest) -> Intent:
+        method = pending_request.metadata.call_method
+        is_follower = method in self._settings.follow_only_methods or method in self._settings.releasing_methods
+        return Intent.FOLLOW if is_follower else Intent.BIND
+
+    def _replica(self, replica_id: ReplicaId) -> RunningReplica | None:
+        return self.curr_replicas.get(ReplicaID(replica_id, deployment_id=self._deployment_id))
+
+    def _count(self, placement: Placement) -> None:
+        self._placements.inc(tags={"reason": placement.reason.value})
+        self._unconfirmed.set(self._programs.unconfirmed_count)
+
+
+def _close_on_loop(programs: ProgramRouter, loop: asyncio.AbstractEventLoop) -> None:
+    if not loop.is_closed():
+        asyncio.run_coroutine_threadsafe(programs.close(), loop)

@@ -1,0 +1,173 @@
+"""The whole platform as one command: Ray, the Serve app, a wait until it takes programs, and an orderly end.
+
+`continuum serve` and the demo are this with a different middle. Whatever happens in the middle (an error, Ctrl-C, SIGTERM,
+a part that does not start), what was started is stopped, and no process is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from deployments.process_tree import adopt_orphans, end_descendants
+from deployments.rest_client import RestClient
+from deployments.settings import PlatformSettings, ReplicaSettings
+
+logger = logging.getLogger(__name__)
+
+APP_NAME = "continuum"
+#: Ray keeps large objects in shared memory. Turns and tool results are small, and a container's /dev/shm often is too.
+OBJECT_STORE_BYTES = 256 * 1024 * 1024
+READY_DEADLINE_S = 300.0
+#: After the orderly shutdown, before processes that are still there are ended by force.
+EXIT_GRACE_S = 20.0
+
+
+class PlatformStartError(Exception):
+    """The platform did not start; what had started is stopped again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenOn:
+    """Where the REST API is to be."""
+
+    host: str = "127.0.0.1"
+    #: 0 takes any free port.
+    port: int = 8000
+    #: A running Ray cluster's address; None starts a private one that ends with the platform.
+    ray_address: str | None = None
+
+
+@contextlib.contextmanager
+def local_platform(settings: PlatformSettings, listen: ListenOn, *, on_stage: Callable[[str], None]) -> Iterator[str]:
+    """Run the platform for the length of a `with`; gives its address. SIGTERM ends the `with` as Ctrl-C does.
+
+    Args:
+        on_stage: told in a few words what is being done, for people who wait.
+
+    Raises:
+        PlatformStartError: the port is taken, or a part did not come up.
+    """
+    port = _free_port(listen)
+    with contextlib.ExitStack() as stack:
+        _restore_signals_at_the_end(stack)
+        try:
+            on_stage("starting Ray")
+            _start_ray(listen.ray_address, stack, num_cpus=_ray_cpus(settings.replicas))
+            on_stage("starting the engine, the store and the tools")
+            _start_app(settings, listen, port, stack)
+            url = f"http://{_reachable(listen.host)}:{port}"
+            _wait_until_ready(url)
+            yield url
+        finally:
+            on_stage("shutting down")
+            _protect_the_clean_up(stack)
+
+
+def _free_port(listen: ListenOn) -> int:
+    """The port to listen on. Serve would report a port that is taken long after everything else has started."""
+    with socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((listen.host, listen.port))
+        except OSError as error:
+            raise PlatformStartError(f"cannot listen on {listen.host}:{listen.port}: {error.strerror}") from error
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _ray_cpus(replicas: ReplicaSettings) -> int:
+    """CPUs that a private cluster is told it has: the machine's, or as many as the settings ask for where that is more.
+
+    Ray's CPUs are a way to share many machines. On one machine, more replicas than fit run slower instead of not at all.
+    """
+    services = replicas.ingress + replicas.runner + replicas.tools + 1
+    asked = services * replicas.service_cpus + replicas.engine * replicas.engine_cpus
+    return max(os.cpu_count() or 1, math.ceil(asked))
+
+
+def _start_ray(address: str | None, stack: contextlib.ExitStack, *, num_cpus: int) -> None:
+    import ray
+
+    if address is None:
+        stack.callback(_report_stragglers)
+    stack.callback(ray.shutdown)
+    private = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": num_cpus}
+    try:
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            **(private if address is None else {}),
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise PlatformStartError(f"Ray did not start: {error}") from error
+    # Ray's own handler, set by init, would end this process in the middle of a clean-up.
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _start_app(settings: PlatformSettings, listen: ListenOn, port: int, stack: contextlib.ExitStack) -> None:
+    from ray import serve
+    from ray.exceptions import RayError
+
+    from deployments.app import build_app
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    # A cluster that was there before may serve other applications: leave those alone.
+    stack.callback(serve.shutdown if listen.ray_address is None else lambda: serve.delete(APP_NAME))
+    try:
+        serve.start(proxy_location="HeadOnly", http_options={"host": listen.host, "port": port})
+        serve.run(build_app(settings), name=APP_NAME, route_prefix="/")
+    except (RayError, RuntimeError) as error:
+        logs = os.path.realpath("/tmp/ray/session_latest/logs")
+        raise PlatformStartError(f"the application did not start: {error}\nRay's logs are in {logs}") from error
+
+
+def _wait_until_ready(url: str) -> None:
+    deadline_s = time.monotonic() + READY_DEADLINE_S
+    with RestClient(url, timeout_s=10.0) as client:
+        while not client.is_ready():
+            if time.monotonic() > deadline_s:
+                raise PlatformStartError(f"{url}/readyz did not say ready within {READY_DEADLINE_S:.0f} s")
+            time.sleep(0.5)
+
+
+def _reachable(host: str) -> str:
+    """The address by which this machine reaches what listens on `host`."""
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _restore_signals_at_the_end(stack: contextlib.ExitStack) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        stack.callback(signal.signal, number, signal.getsignal(number))
+
+
+def _protect_the_clean_up(stack: contextlib.ExitStack) -> None:
+    """A second Ctrl-C must not cut it short, and an orphan must not escape it.
+
+    While Serve ends, a thread of Ray's prints to stdout that Serve's controller has ended. That is no error, it is in Ray's
+    logs, and a caller's stdout may be JSON.
+    """
+    stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    adopt_orphans()
+
+
+def _report_stragglers() -> None:
+    for line in end_descendants(grace_s=EXIT_GRACE_S):
+        logger.warning("had to end a process that outlived its parent: %s", line)

@@ -1,0 +1,95 @@
+"""What the program loop needs from the world: an engine to run turns and a place to run tools.
+
+The loop is written against these two ports and the journal's, so that it runs the same over Ray handles (`ray_clients.py`)
+and over the scripted doubles (`doubles.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agent_program.errors import TurnFailed, Unavailable
+from agent_program.tool_events import ToolEvent
+from agent_program.turn import TurnHints
+from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
+
+
+class ReplicaLost(Unavailable):
+    """The replica died while it ran the turn."""
+
+    code = "replica_lost"
+
+
+class ToolHostLost(Unavailable):
+    """The tool actor died while it ran the call."""
+
+    code = "tool_host_lost"
+
+
+class ContextOverflow(TurnFailed):
+    """The conversation does not fit the model's context."""
+
+    status, code, kind = 400, "context_length_exceeded", "invalid_request_error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnOutcome:
+    """A finished turn."""
+
+    #: The assistant message in OpenAI's chat shape.
+    message: Mapping[str, Any]
+    #: OpenAI's: stop, length or tool_calls.
+    finish_reason: str | None
+    prompt_tokens: int
+    #: Prompt tokens whose KV was found in the prefix cache.
+    cached_tokens: int
+    output_tokens: int
+    replica: str | None
+    #: What the scheduler says about the program's retained KV; None where nothing is retained.
+    lease: Mapping[str, Any] | None
+
+
+class EngineClient(Protocol):
+    """Runs turns on whichever replica the program is bound to. Cancelling the awaiting task aborts the turn."""
+
+    async def run_turn(self, body: Mapping[str, Any], hints: TurnHints) -> TurnOutcome:
+        """Run one turn.
+
+        Raises:
+            ReplicaLost: the replica died; the turn may run again elsewhere.
+            Unavailable: no replica took the turn.
+            ContextOverflow: the conversation is longer than the model's context.
+            TurnFailed: the engine answered with an error.
+        """
+        ...
+
+    async def tool_event(self, event: ToolEvent) -> None:
+        """Tell the program's replica that its tools start or have finished. Advice: an error is logged, not raised."""
+        ...
+
+    async def release(self, program_id: str) -> None:
+        """The program is over: its KV is worth nothing. Advice, like `tool_event`."""
+        ...
+
+
+class ToolClient(Protocol):
+    """Runs tool calls where the program's workspace is."""
+
+    async def call(self, call: ToolCall, on_started: Callable[[ToolStarted], Awaitable[None]]) -> ToolResult:
+        """Run one call; `on_started` is awaited when the tool itself starts. Whatever a tool does wrong is a result.
+
+        Raises:
+            ToolHostLost: the actor died; the call may have run.
+            PlatformError: the call was refused before it started.
+        """
+        ...
+
+    async def cancel(self, program_id: str, call_id: str | None = None) -> None:
+        """Stop the program's running calls, or one of them, with their whole process trees."""
+        ...
+
+    async def release(self, program_id: str, *, delete_workspace: bool) -> None:
+        """The program is over: end its sandbox sessions."""
+        ...

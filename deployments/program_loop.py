@@ -1,0 +1,312 @@
+"""One program, run to its end: journal the step, act, journal what came of it, decide again.
+
+The loop owns nothing but the order of things. What comes next is `next_action`; what it adds up to is `steps.apply`; who may
+write is the claim. It runs the same in a fresh program and in one whose runner died, because it always starts from the fold
+of the journal:
+
+- a turn that was started and not finished runs again (a turn has no effect but KV);
+- a tool call that was started and not finished is first stopped wherever it may still run, then runs again if its tool is
+  idempotent, and is otherwise reported to the model as interrupted.
+
+Cancellation and the time limit cut the action in progress short: its task is cancelled, which aborts the turn at the engine
+and stops the tool's processes. Losing the lease (`LeaseLost`) stops everything without another word: the program is
+someone else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from agent_program.clock import Clock
+from agent_program.errors import PlatformError, StoreUnavailable, Unavailable
+from agent_program.ids import ProgramId, TenantId, ToolKey
+from agent_program.states import ProgramState
+from deployments.journal import Claim, Journal, StoredProgram
+from deployments.next_action import End, RunTools, RunTurn, next_action, seconds_left
+from deployments.ports import ContextOverflow, EngineClient, ReplicaLost, ToolClient, TurnOutcome
+from deployments.program import EndReason, ProgramFailure, ProgramRecord
+from deployments.program_settings import ProgramSettings
+from deployments.steps import PendingCall, Step, StepKind, apply, apply_to_record, ended_step, fold
+from deployments.tool_batch import ToolBatch, ToolWait
+from tool_runtime.registry import ToolSpec, openai_schema
+
+logger = logging.getLogger(__name__)
+
+
+class ProgramLoop:
+    """Runs one claimed program."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        program: StoredProgram,
+        *,
+        runner: str,
+        journal: Journal,
+        engine: EngineClient,
+        tools: ToolClient,
+        tool_specs: Mapping[str, ToolSpec],
+        clock: Clock,
+        settings: ProgramSettings,
+    ) -> None:
+        self._claim = claim
+        self._runner = runner
+        self._spec = program.spec
+        self._record = program.record
+        self._progress = fold(program.spec, program.steps)
+        self._journal = journal
+        self._engine = engine
+        self._tools = tools
+        self._tool_specs = tool_specs
+        self._schemas = {name: openai_schema(tool_specs[name]) for name in self._spec.tools if name in tool_specs}
+        self._clock = clock
+        self._settings = settings
+        self._cancel_requested = asyncio.Event()
+        self._write_lock = asyncio.Lock()
+
+    def cancel(self) -> None:
+        """End the program as cancelled, as soon as what runs has been stopped."""
+        self._cancel_requested.set()
+
+    async def run(self) -> None:
+        """Run until the program has ended.
+
+        Raises:
+            LeaseLost: another runner has it.
+            StoreUnavailable: the journal stayed away for longer than a lease lasts.
+        """
+        resumed = self._progress.seq > 1
+        await self._append((StepKind.PROGRAM_CLAIMED, {"runner": self._runner, "resumed": resumed}))
+        if self._progress.pending and resumed:
+            await self._tools.cancel(self._spec.id)
+        while not self._progress.ended:
+            await self._step()
+
+    async def fail(self, reason: EndReason, error: PlatformError) -> None:
+        """End the program as failed, for a reason that lies outside of it. Raises what `run` raises."""
+        await self._end(_failed(reason, error))
+
+    async def _step(self) -> None:
+        if self._cancel_requested.is_set():
+            await self._end(End(state=ProgramState.CANCELLED, reason=EndReason.CANCELLED))
+            return
+        action = next_action(
+            self._spec,
+            self._progress,
+            now_wall_s=self._clock.wall_s(),
+            tool_schemas=self._schemas,
+            turn_attempts_max=self._settings.turn_attempts_max,
+            claims_in_a_row_max=self._settings.claims_in_a_row_max,
+        )
+        match action:
+            case End():
+                await self._end(action)
+            case RunTurn():
+                await self._cut_short_at_limits(self._turn(action))
+            case RunTools():
+                await self._cut_short_at_limits(self._run_tools(action))
+
+    async def _cut_short_at_limits(self, work: Awaitable[End | None]) -> None:
+        """Await `work`, but no longer than until cancellation or the time limit; then end the program accordingly."""
+        action = asyncio.ensure_future(work)
+        cancelled = asyncio.ensure_future(self._cancel_requested.wait())
+        try:
+            await asyncio.wait(
+                (action, cancelled),
+                timeout=seconds_left(self._spec, self._clock.wall_s()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if action.done():
+                end = action.result()
+            elif self._cancel_requested.is_set():
+                end = End(state=ProgramState.CANCELLED, reason=EndReason.CANCELLED)
+            else:
+                end = End(state=ProgramState.COMPLETED, reason=EndReason.MAX_SECONDS)
+        finally:
+            cancelled.cancel()
+            if not action.done():
+                await _stop(action)
+        if end is not None:
+            await self._end(end)
+
+    # Turns
+
+    async def _turn(self, action: RunTurn) -> End | None:
+        await self._append((StepKind.TURN_STARTED, {"turn": action.turn, "attempt": action.attempt}))
+        started_s = self._clock.now_s()
+        try:
+            outcome = await self._run_turn_when_possible(action)
+        except ReplicaLost as error:
+            logger.warning("program %s: turn %d lost its replica: %s", self._spec.id, action.turn, error)
+            data = {"turn": action.turn, "attempt": action.attempt, "reason": error.message}
+            await self._append((StepKind.TURN_REPLAYED, data))
+            return None
+        except ContextOverflow as error:
+            return _failed(EndReason.CONTEXT_OVERFLOW, error)
+        except Unavailable as error:
+            return _failed(EndReason.ENGINE_UNAVAILABLE, error)
+        except PlatformError as error:
+            return _failed(EndReason.TURN_FAILED, error)
+        await self._append((StepKind.TURN_FINISHED, self._turn_data(action, outcome, self._clock.now_s() - started_s)))
+        return None
+
+    async def _run_turn_when_possible(self, action: RunTurn) -> TurnOutcome:
+        """Wait out a time without a replica: a refused turn may be sent again any number of times."""
+        refused_since_s: float | None = None
+        while True:
+            try:
+                return await self._engine.run_turn(action.body, action.hints)
+            except ReplicaLost:
+                raise
+            except Unavailable as error:
+                now_s = self._clock.now_s()
+                if refused_since_s is None:
+                    refused_since_s = now_s
+                    await self._append((StepKind.TURN_DELAYED, {"turn": action.turn, "reason": error.message}))
+                if now_s - refused_since_s >= self._settings.engine_wait_s:
+                    raise
+                await asyncio.sleep(self._settings.retry_s)
+
+    def _turn_data(self, action: RunTurn, outcome: TurnOutcome, seconds: float) -> dict[str, Any]:
+        repeated = min(self._progress.context_tokens, outcome.prompt_tokens)
+        return {
+            "turn": action.turn,
+            "message": _bounded_calls(outcome.message, self._settings.tool_calls_per_turn_max),
+            "finish_reason": outcome.finish_reason,
+            "prompt_tokens": outcome.prompt_tokens,
+            "cached_tokens": outcome.cached_tokens,
+            "recomputed_tokens": max(0, repeated - outcome.cached_tokens),
+            "output_tokens": outcome.output_tokens,
+            "seconds": seconds,
+            "replica": outcome.replica,
+            "lease": outcome.lease,
+            "lease_ends": self._lease_ends(outcome),
+        }
+
+    def _lease_ends(self, outcome: TurnOutcome) -> dict[str, int]:
+        """A replica counts over its own life; what it had counted at the previous turn is in the journal already."""
+        now = (outcome.lease or {}).get("outcomes", {})
+        before = self._progress.lease_outcomes if outcome.replica == self._progress.replica else {}
+        ends = {name: count - before.get(name, 0) for name, count in now.items()}
+        return {name: count for name, count in ends.items() if count > 0}
+
+    # Tools
+
+    async def _run_tools(self, action: RunTools) -> None:
+        batch = ToolBatch(
+            program_id=ProgramId(self._spec.id),
+            tenant_id=TenantId(self._spec.tenant_id),
+            allowed=self._spec.tools,
+            tool_specs=self._tool_specs,
+            tool_timeout_s=self._spec.limits.tool_timeout_s,
+            parallel_max=self._settings.tool_calls_parallel_max,
+            engine=self._engine,
+            tools=self._tools,
+            clock=self._clock,
+        )
+        announcements = [
+            (StepKind.TOOL_STARTED, _announcement(action.turn, call, batch.key(call)))
+            for call in action.calls
+            if not call.is_started
+        ]
+        if announcements:
+            await self._append(*announcements)
+
+        async def report(data: dict[str, Any], wait: ToolWait | None) -> None:
+            steps: list[tuple[StepKind, Mapping[str, Any]]] = [(StepKind.TOOL_FINISHED, {"turn": action.turn, **data})]
+            if wait is not None:
+                whole = {"turn": action.turn, "tool_key": wait.tool_key, "seconds": wait.seconds}
+                steps.append((StepKind.TOOLS_FINISHED, whole))
+            await self._append(*steps)
+
+        try:
+            await batch.run(action.calls, report)
+        except asyncio.CancelledError:
+            # The sandbox must not outlive the decision to stop.
+            await asyncio.shield(self._tools.cancel(self._spec.id))
+            raise
+
+    # The journal
+
+    async def _end(self, end: End) -> None:
+        def last_step(seq: int, at: float) -> list[Step]:
+            return [ended_step(self._record, seq=seq, at=at, state=end.state, reason=end.reason, error=end.error)]
+
+        await self._write(last_step)
+        await self._engine.release(self._spec.id)
+        await self._tools.release(self._spec.id, delete_workspace=self._settings.delete_workspaces)
+
+    async def _append(self, *entries: tuple[StepKind, Mapping[str, Any]]) -> None:
+        def steps(seq: int, at: float) -> list[Step]:
+            return [Step(seq=seq + n, kind=kind, at=at, data=data) for n, (kind, data) in enumerate(entries)]
+
+        await self._write(steps)
+
+    async def _write(self, build: Callable[[int, float], list[Step]]) -> None:
+        """Journal the steps that `build` makes from the next seq and the time. Once begun it is carried through, also when
+        the caller is cancelled: what the journal has, and only that, is what this loop believes."""
+        await asyncio.shield(asyncio.ensure_future(self._write_locked(build)))
+
+    async def _write_locked(self, build: Callable[[int, float], list[Step]]) -> None:
+        async with self._write_lock:
+            steps = build(self._progress.seq + 1, self._clock.wall_s())
+            progress, record = self._progress, self._record
+            for step in steps:
+                progress = apply(self._spec, progress, step)
+                record = apply_to_record(record, step)
+            await self._append_when_possible(steps, record)
+            self._progress, self._record = progress, record
+
+    async def _append_when_possible(self, steps: Sequence[Step], record: ProgramRecord) -> None:
+        """A store that is away for a while delays the program; one that stays away costs us the lease anyway."""
+        give_up_s = self._clock.now_s() + self._settings.store_wait_s
+        while True:
+            try:
+                await self._journal.append(self._claim, steps, record)
+                return
+            except StoreUnavailable:
+                if self._clock.now_s() >= give_up_s:
+                    raise
+                await asyncio.sleep(self._settings.retry_s)
+
+
+def _failed(reason: EndReason, error: PlatformError) -> End:
+    failure = ProgramFailure(code=error.code, message=error.message)
+    return End(state=ProgramState.FAILED, reason=reason, error=failure)
+
+
+def _announcement(turn: int, call: PendingCall, key: ToolKey) -> dict[str, Any]:
+    return {
+        "turn": turn,
+        "call_id": call.call_id,
+        "tool": call.tool,
+        "tool_key": key,
+        "arguments": call.arguments,
+    }
+
+
+def _bounded_calls(message: Mapping[str, Any], calls_max: int) -> dict[str, Any]:
+    """A model in a loop may ask for hundreds of calls; the first `calls_max` are kept, as if it had asked for no more."""
+    calls = message.get("tool_calls") or []
+    kept = {
+        key: value for key, value in message.items() if key in ("role", "content", "reasoning_content", "reasoning")
+    }
+    if calls:
+        kept["tool_calls"] = list(calls[:calls_max])
+    return kept
+
+
+async def _stop(task: asyncio.Future[Any]) -> None:
+    """Cancel and wait; what it raises while stopping is its last word and is logged, not raised."""
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise
+    except PlatformError as error:
+        logger.warning("while stopping: %s", error)

@@ -1,0 +1,285 @@
+"""The journal on the Redis protocol (Redis or Valkey, 7 or newer).
+
+    continuum:program:<id>                HASH    spec, record (JSON); state; seq of the last step; token (fencing); order;
+                                                  runner; cancel (present once asked for)
+    continuum:program:<id>:steps          STREAM  entry <seq>-0, field s: the step (JSON)
+    continuum:programs:queue              ZSET    id by order of acceptance: nobody has run it yet
+    continuum:programs:leases             ZSET    id by the server's time (ms) at which its runner's lease runs out
+    continuum:programs:all, :in:<state>   ZSET    id by order of acceptance
+    continuum:programs:finished           ZSET    id by Unix seconds of its end
+    continuum:programs:order              INT     the last order given
+    continuum:programs:counters           HASH    see `journal.counter_increments`
+    continuum:idempotency:<sha256>        HASH    fingerprint, program; expires
+
+Every change is one Lua script (`journal_lua/`), so it is atomic, and lease times are the server's: runners need no common
+clock. A call may be sent again after a lost answer; each script notices that. Scripts build key names from ids, so this
+needs one Redis primary, not Redis Cluster. Durability is the server's: append-only file with fsync every second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from agent_program.clock import Clock
+from agent_program.errors import IllegalTransition, InvalidRequest, Overloaded, ProgramNotFound, StoreUnavailable
+from agent_program.states import ProgramState
+from deployments.journal import (
+    FORGET_BATCH,
+    Claim,
+    IdempotencyKey,
+    IdempotencyMismatch,
+    JournalTotals,
+    LeaseLost,
+    LeaseStatus,
+    Page,
+    ProgramExists,
+    StoredProgram,
+    counter_increments,
+)
+from deployments.program import ProgramRecord, ProgramSpec, new_record
+from deployments.redis_signals import RedisSignals
+from deployments.signals import Signal
+from deployments.steps import Step, cancelled_while_queued, queued_step
+
+_PROGRAM = "continuum:program:"
+_PROGRAMS = "continuum:programs:"
+_IDEMPOTENCY_KEEP_S = 24 * 3600
+_STORE_RETRY_S = 2.0
+_SCRIPTS = ("create", "claim", "extend", "append", "hand_back", "cancel", "delete")
+
+
+class RedisJournal:
+    """`Journal` over a Redis client. Use it on one event loop only."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._clock = clock
+        self._client = Redis.from_url(
+            url, decode_responses=True, socket_timeout=5, socket_connect_timeout=2, health_check_interval=15
+        )
+        # A signal connection is quiet for long: it has no read timeout.
+        self._signal_client = Redis.from_url(url, decode_responses=True, socket_timeout=None, socket_connect_timeout=2)
+        self._signals = RedisSignals(self._signal_client)
+        directory = Path(__file__).parent / "journal_lua"
+        self._scripts = {
+            name: self._client.register_script((directory / f"{name}.lua").read_text()) for name in _SCRIPTS
+        }
+
+    async def _run(self, script: str, *arguments: str | int | float) -> Any:
+        with _driver_errors():
+            return await self._scripts[script](args=arguments)
+
+    async def create(
+        self, spec: ProgramSpec, *, queued_max: int, idempotency: IdempotencyKey | None = None
+    ) -> ProgramRecord:
+        record = new_record(spec)
+        answer = await self._run(
+            "create",
+            spec.id,
+            spec.model_dump_json(),
+            record.model_dump_json(),
+            _encode(queued_step(spec)),
+            queued_max,
+            _idempotency_name(idempotency) if idempotency else "",
+            idempotency.fingerprint if idempotency else "",
+            _IDEMPOTENCY_KEEP_S,
+        )
+        match answer[0]:
+            case "KNOWN":
+                return await self.get(answer[1])
+            case "MISMATCH":
+                raise IdempotencyMismatch(param="Idempotency-Key")
+            case "EXISTS":
+                raise ProgramExists(f"a program with the id {spec.id!r} exists", param="program_id")
+            case "FULL":
+                raise Overloaded(f"{queued_max} programs are queued; try again later", retry_after_s=5)
+        return record
+
+    async def get(self, program_id: str) -> ProgramRecord:
+        with _driver_errors():
+            row: Any = await self._client.hmget(_PROGRAM + program_id, ["record", "cancel"])
+        if row[0] is None:
+            raise _not_found(program_id)
+        return _decode_record(*row)
+
+    async def load(self, program_id: str) -> StoredProgram:
+        with _driver_errors():
+            async with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.hmget(_PROGRAM + program_id, ["spec", "record", "cancel"])
+                pipeline.xrange(f"{_PROGRAM}{program_id}:steps")
+                (spec, record, cancel), entries = await pipeline.execute()
+        if spec is None:
+            raise _not_found(program_id)
+        return StoredProgram(
+            spec=ProgramSpec.model_validate_json(spec),
+            record=_decode_record(record, cancel),
+            steps=tuple(_decode_steps(entries)),
+        )
+
+    async def steps(self, program_id: str, *, after_seq: int = 0, limit: int = 1000) -> tuple[Step, ...]:
+        with _driver_errors():
+            async with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.exists(_PROGRAM + program_id)
+                pipeline.xrange(f"{_PROGRAM}{program_id}:steps", min=f"({after_seq}-0", count=limit)
+                exists, entries = await pipeline.execute()
+        if not exists:
+            raise _not_found(program_id)
+        return tuple(_decode_steps(entries))
+
+    async def list(self, *, state: ProgramState | None, limit: int, after: str | None) -> Page:
+        index = _PROGRAMS + ("all" if state is None else f"in:{state.value}")
+        with _driver_errors():
+            below = "+inf"
+            if after is not None:
+                order = await self._client.zscore(_PROGRAMS + "all", after)
+                if order is None:
+                    raise InvalidRequest(f"no program {after!r} to continue the list after", param="after")
+                below = f"({order:.0f}"
+            ids: Any = await self._client.zrevrangebyscore(index, below, "-inf", start=0, num=limit + 1)
+            async with self._client.pipeline(transaction=False) as pipeline:
+                for program_id in ids[:limit]:
+                    pipeline.hmget(_PROGRAM + program_id, ["record", "cancel"])
+                rows = await pipeline.execute()
+        records = tuple(_decode_record(record, cancel) for record, cancel in rows if record is not None)
+        return Page(records=records, has_more=len(ids) > limit)
+
+    async def claim(self, runner: str, *, lease_s: float) -> Claim | None:
+        answer = await self._run("claim", int(lease_s * 1000), runner)
+        return Claim(program_id=answer[0], token=int(answer[1])) if answer else None
+
+    async def extend(self, claims: Sequence[Claim], *, lease_s: float) -> dict[str, LeaseStatus]:
+        if not claims:
+            return {}
+        pairs = [part for claim in claims for part in (claim.program_id, claim.token)]
+        answer = await self._run("extend", int(lease_s * 1000), *pairs)
+        return {claim.program_id: LeaseStatus(status) for claim, status in zip(claims, answer, strict=True)}
+
+    async def append(self, claim: Claim, steps: Sequence[Step], record: ProgramRecord) -> None:
+        counters = counter_increments(steps, record)
+        answer = await self._run(
+            "append",
+            claim.program_id,
+            claim.token,
+            steps[0].seq,
+            len(steps),
+            record.model_dump_json(),
+            record.state.value,
+            int(record.state.is_final),
+            len(counters),
+            *(_encode(step) for step in steps),
+            *_flat(counters),
+        )
+        if answer != "OK":
+            raise LeaseLost(f"another runner has program {claim.program_id}")
+
+    async def hand_back(self, claim: Claim) -> None:
+        await self._run("hand_back", claim.program_id, claim.token)
+
+    async def request_cancel(self, program_id: str) -> ProgramRecord:
+        record = await self.get(program_id)
+        final: list[str | int | float] = [2, "", "", 0]
+        if record.state is ProgramState.QUEUED:
+            step, ended = cancelled_while_queued(record, seq=2, at=self._clock.wall_s())
+            counters = counter_increments([step], ended)
+            final = [step.seq, _encode(step), ended.model_dump_json(), len(counters), *_flat(counters)]
+        answer = await self._run("cancel", program_id, *final)
+        if answer == "GONE":
+            raise _not_found(program_id)
+        if answer not in ("OK", ProgramState.CANCELLED.value):
+            raise IllegalTransition(f"the program has ended: {answer}")
+        return await self.get(program_id)
+
+    async def delete(self, program_id: str) -> None:
+        answer = await self._run("delete", program_id)
+        if answer == "GONE":
+            raise _not_found(program_id)
+        if answer != "OK":
+            raise IllegalTransition("the program has not ended; cancel it first")
+
+    async def forget_finished(self, *, keep_s: float, keep_count: int) -> int:
+        finished = _PROGRAMS + "finished"
+        with _driver_errors():
+            server_s, _ = await self._client.time()
+            old = await self._client.zrangebyscore(finished, "-inf", server_s - keep_s, start=0, num=FORGET_BATCH)
+            surplus = await self._client.zcard(finished) - keep_count
+            extra = await self._client.zrange(finished, 0, min(surplus, FORGET_BATCH) - 1) if surplus > 0 else []
+        forgotten = list(dict.fromkeys([*old, *extra]))[:FORGET_BATCH]
+        for program_id in forgotten:
+            await self._run("delete", program_id)
+        return len(forgotten)
+
+    async def totals(self) -> JournalTotals:
+        states = list(ProgramState)
+        with _driver_errors():
+            async with self._client.pipeline(transaction=False) as pipeline:
+                for state in states:
+                    pipeline.zcard(f"{_PROGRAMS}in:{state.value}")
+                pipeline.hgetall(_PROGRAMS + "counters")
+                *counts, counters = await pipeline.execute()
+        return JournalTotals(
+            by_state={state.value: count for state, count in zip(states, counts, strict=True)},
+            counters={name: float(amount) for name, amount in counters.items()},
+        )
+
+    def listen(self, topic: str) -> AbstractAsyncContextManager[Signal]:
+        return self._signals.listen(topic)
+
+    async def check(self) -> None:
+        with _driver_errors():
+            await self._client.ping()
+
+    async def close(self) -> None:
+        await self._signals.close()
+        await self._signal_client.aclose()
+        await self._client.aclose()
+
+
+@contextmanager
+def _driver_errors() -> Iterator[None]:
+    """Errors of the driver that mean "not now" become `StoreUnavailable`."""
+    try:
+        yield
+    except (
+        RedisConnectionError,
+        RedisTimeoutError,
+        BusyLoadingError,
+        ReadOnlyError,
+        OutOfMemoryError,
+        OSError,
+    ) as error:
+        raise StoreUnavailable(f"the store does not answer: {error}", retry_after_s=_STORE_RETRY_S) from error
+
+
+def _encode(step: Step) -> str:
+    return json.dumps(step.to_wire(), separators=(",", ":"))
+
+
+def _decode_steps(entries: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[Step]:
+    return (Step.from_wire(json.loads(fields["s"])) for _, fields in entries)
+
+
+def _decode_record(record: str, cancel: str | None) -> ProgramRecord:
+    return ProgramRecord.model_validate_json(record).model_copy(update={"cancel_requested": cancel is not None})
+
+
+def _flat(counters: Mapping[str, float]) -> list[str | int | float]:
+    return [part for name, amount in counters.items() for part in (name, amount)]
+
+
+def _idempotency_name(idempotency: IdempotencyKey) -> str:
+    # The key is the client's free text; a digest bounds it and keeps it out of key names.
+    digest = hashlib.sha256(f"{idempotency.tenant_id}\0{idempotency.key}".encode()).hexdigest()
+    return f"continuum:idempotency:{digest}"
+
+
+def _not_found(program_id: str) -> ProgramNotFound:
+    return ProgramNotFound(f"no program {program_id!r}", param="program_id")

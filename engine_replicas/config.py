@@ -1,0 +1,146 @@
+"""Settings of the scheduler half: which policies run and how far they may go.
+
+They reach the engine process as `vllm_config.additional_config["continuum"]`, a plain dict of this model.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class SchedulingPreset(StrEnum):
+    """A retention policy and an ordering that belong together."""
+
+    #: Stock vLLM: KV is freed when a turn ends, first come first served by turn.
+    VLLM = "vllm"
+    #: The paper: leases by expected benefit, first come first served by program.
+    CONTINUUM = "continuum"
+
+
+class RetentionName(StrEnum):
+    """How long a paused program keeps its KV."""
+
+    END_OF_TURN = "end_of_turn"
+    STATIC_TTL = "static_ttl"
+    CONTINUUM = "continuum"
+
+
+class OrderingName(StrEnum):
+    """Which waiting turn runs next."""
+
+    FCFS = "fcfs"
+    PROGRAM_FCFS = "program_fcfs"
+
+
+_PRESETS = {
+    SchedulingPreset.VLLM: (RetentionName.END_OF_TURN, OrderingName.FCFS),
+    SchedulingPreset.CONTINUUM: (RetentionName.CONTINUUM, OrderingName.PROGRAM_FCFS),
+}
+
+
+class SchedulingSettings(BaseModel):
+    """What the scheduler does with paused programs. Unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: SchedulingPreset = Field(
+        default=SchedulingPreset.CONTINUUM,
+        description="The pair of policies to run; `retention` and `ordering` override.",
+    )
+    retention: RetentionName | None = Field(
+        default=None, description="The retention policy, where it is not the preset's."
+    )
+    ordering: OrderingName | None = Field(default=None, description="The ordering, where it is not the preset's.")
+
+    ttl_s: float = Field(
+        default=2.0, ge=0, le=86_400, description="How long `static_ttl` retains every turn's KV, in seconds."
+    )
+    ttl_max_s: float = Field(
+        default=120.0,
+        gt=0,
+        le=86_400,
+        description="No lease lasts longer than this from the end of its turn, in seconds.",
+    )
+    provisional_ttl_s: float = Field(
+        default=1.5,
+        gt=0,
+        le=60,
+        description="How long KV is held after a turn until the replica says which tool runs, in seconds.",
+    )
+    expected_turn_hold_s: float = Field(
+        default=2.0,
+        ge=0,
+        le=60,
+        description="How long a lease is kept after its tool finished, for the next turn to arrive, in seconds.",
+    )
+    queued_turn_hold_max_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=86_400,
+        description="How long a waiting next turn may keep its lease past the deadline, in seconds.",
+    )
+    k_cold_start: int = Field(
+        default=100,
+        ge=0,
+        le=100_000,
+        description="Durations needed before a history is trusted: first the global one, then the tool's own.",
+    )
+
+    retained_fraction_max: float = Field(
+        default=0.9, ge=0, le=1, description="Largest share of the KV blocks that leases may hold together."
+    )
+    tenant_retained_fraction_max: float = Field(
+        default=0.9, ge=0, le=1, description="Largest share of the KV blocks that one tenant's leases may hold."
+    )
+    program_retained_fraction_max: float = Field(
+        default=0.6, ge=0, le=1, description="Largest share of the KV blocks that one program's leases may hold."
+    )
+
+    duration_window: int = Field(
+        default=1024, ge=8, le=65_536, description="Newest tool durations kept per tool and over all tools."
+    )
+    tools_max: int = Field(
+        default=1024,
+        ge=1,
+        le=100_000,
+        description="Tools with a history of their own; the least recently used one goes.",
+    )
+    queueing_delay_window: int = Field(
+        default=256, ge=1, le=65_536, description="Newest queueing delays of evicted turns that T averages."
+    )
+    program_window: int = Field(
+        default=256, ge=2, le=65_536, description="Newest finished programs that eta is estimated from."
+    )
+    eta_programs_min: int = Field(
+        default=8, ge=2, le=65_536, description="Finished programs needed before eta leaves its prior of 1."
+    )
+    programs_max: int = Field(
+        default=8192,
+        ge=16,
+        le=1_000_000,
+        description="Programs remembered; beyond it the least recently active idle one goes.",
+    )
+    program_idle_max_s: float = Field(
+        default=1800.0, gt=0, description="A program silent for longer counts as ended, in seconds."
+    )
+    step_log_path: str | None = Field(
+        default=None,
+        description="File that gets one JSON line per engine step, for fitting step-time models; off by default.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_given_is_the_default(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @property
+    def retention_name(self) -> RetentionName:
+        """The retention policy that runs."""
+        return self.retention or _PRESETS[self.preset][0]
+
+    @property
+    def ordering_name(self) -> OrderingName:
+        """The ordering that runs."""
+        return self.ordering or _PRESETS[self.preset][1]

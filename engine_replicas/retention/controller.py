@@ -1,0 +1,397 @@
+"""Everything that happens to the turns of programs in one engine, and what follows for their KV.
+
+The engine's adapter reports events (a turn arrived, was scheduled, ended; a tool finished; memory is short) and is told which
+leases began and ended; it moves the blocks accordingly. A lease takes two steps: when a turn ends its tool is not known yet,
+because an engine sees token ids only, so the lease is provisional for a second or so; the replica, which parses the answer,
+then arms it with the tool. A policy that does not look at tools arms at once.
+
+Any event may come twice, late, or for something unknown; it then changes nothing. Turns without a program never get here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from agent_program.errors import InvalidRequest
+from agent_program.ids import ProgramId, ToolKey
+from agent_program.tool_events import ToolEventKind, ToolOutcome
+from agent_program.turn import TurnHints
+from engine_replicas.config import SchedulingSettings
+from engine_replicas.ordering import OrderedTurn
+from engine_replicas.retention import report
+from engine_replicas.retention.events import Armed, ArmReason, Changes, FinishedTurn, NoLease, TurnEnding
+from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseState
+from engine_replicas.retention.ledger import Ledger, RetentionCaps
+from engine_replicas.retention.policy import EndedTurn, Estimates, RetentionDecision, RetentionPolicy
+from engine_replicas.retention.programs import Branch, Program, ProgramTable, ToolWait
+from engine_replicas.retention.waits import WaitCounter
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A turn in the engine."""
+
+    program: Program
+    hints: TurnHints
+    key: BranchKey
+    arrived_s: float
+    #: The lease it will run on.
+    lease_id: int | None
+    #: Context tokens that the branch's previous turn left behind; None for a first turn.
+    context_tokens: int | None
+    is_scheduled: bool = False
+    #: The tool of an arm request that came before the turn's end was seen here.
+    early_tool: ToolKey | None = None
+    is_armed_early: bool = False
+    is_last: bool = False
+
+
+class RetentionController:
+    """Programs, leases and estimates of one engine."""
+
+    def __init__(
+        self,
+        *,
+        settings: SchedulingSettings,
+        policy: RetentionPolicy,
+        estimates: Estimates,
+        blocks_total: int,
+        is_caching: bool = True,
+    ) -> None:
+        """Start with no program.
+
+        Args:
+            settings: windows, limits and caps.
+            policy: how long KV is worth keeping.
+            estimates: what the policy looks at; fed from here.
+            blocks_total: KV blocks that the caps are shares of.
+            is_caching: whether the engine finds KV again by its content; without that nothing is worth retaining.
+        """
+        self._settings = settings
+        self._policy = policy
+        self._estimates = estimates
+        self._is_caching = is_caching
+        self._waits = WaitCounter(estimates.tools)
+        self._programs = ProgramTable(programs_max=settings.programs_max, idle_max_s=settings.program_idle_max_s)
+        self._turns: dict[str, _Turn] = {}
+        self._ledger = Ledger(
+            RetentionCaps(
+                blocks_max=int(settings.retained_fraction_max * blocks_total),
+                tenant_blocks_max=int(settings.tenant_retained_fraction_max * blocks_total),
+                program_blocks_max=int(settings.program_retained_fraction_max * blocks_total),
+                queued_turn_hold_max_s=settings.queued_turn_hold_max_s,
+            )
+        )
+        self._lease_ends: Counter[LeaseEndReason] = Counter()
+        self._not_retained: Counter[NoLease] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._is_paused = False
+        #: Raised whenever the order of turns may have changed; the adapter lowers it when it has sorted.
+        self.is_order_stale = False
+
+    # --- a turn's way through the engine -----------------------------------------------------------------------------
+
+    def turn_arrived(self, turn_id: str, hints: TurnHints, now_s: float) -> None:
+        """A turn of a program entered the queue."""
+        if turn_id in self._turns:
+            return
+        program, forgotten = self._programs.arrived(hints.program_id, hints.tenant_id, now_s)
+        for gone in forgotten:
+            self._estimates.eta.program_finished(gone.turns_finished)
+        key = BranchKey(hints.program_id, hints.branch)
+        branch = program.branches.get(hints.branch)
+        if branch is not None:
+            self._waits.next_turn_arrived(branch, hints, now_s)
+        program.live_turns += 1
+        program.tools = ToolWait()
+        self._turns[turn_id] = _Turn(
+            program=program,
+            hints=hints,
+            key=key,
+            arrived_s=now_s,
+            lease_id=self._ledger.turn_arrived(key, now_s=now_s),
+            context_tokens=branch.context_tokens if branch is not None else None,
+            is_last=hints.is_last_turn,
+        )
+        self.is_order_stale = True
+
+    def turn_scheduled(self, turn_id: str, hit_tokens: int, now_s: float) -> tuple[LeaseEnd, ...]:
+        """A turn got its first blocks, `hit_tokens` of its context already computed: it holds them itself from now on."""
+        turn = self._turns.get(turn_id)
+        if turn is None or turn.is_scheduled:
+            return ()
+        turn.is_scheduled = True
+        end = self._ledger.turn_scheduled(turn.key, turn.lease_id)
+        if turn.context_tokens is not None:
+            waited_s = now_s - turn.arrived_s
+            if end is None:
+                self._estimates.queueing_delay.evicted_turn_waited(waited_s)
+            reused = min(hit_tokens, turn.context_tokens)
+            self._counts["reused_tokens"] += reused
+            self._counts["recomputed_tokens"] += turn.context_tokens - reused
+            turn.program.decided(
+                "turn_scheduled",
+                now_s,
+                waited_s=waited_s,
+                had_lease=end is not None,
+                context_tokens=turn.context_tokens,
+                reused_tokens=reused,
+            )
+        return self._note(end, now_s)
+
+    def turn_finished(self, finished: FinishedTurn, now_s: float) -> Changes:
+        """A turn left the engine."""
+        turn = self._turns.pop(finished.turn_id, None)
+        if turn is None:
+            return Changes()
+        program = turn.program
+        program.live_turns -= 1
+        if not turn.is_scheduled:
+            self._ledger.turn_abandoned(turn.key, turn.lease_id)
+        is_ended = turn.is_armed_early or finished.ending is TurnEnding.ENDED
+        if program.is_over or not (is_ended or finished.ending is TurnEnding.MAYBE_ENDED):
+            return Changes()
+        self._programs.active(program, now_s)
+        tool = turn.early_tool or turn.hints.next_tool
+        program.turn_ended(
+            turn.hints.branch, Branch(finished_s=now_s, context_tokens=finished.context_tokens, tool=tool)
+        )
+        if turn.is_last:
+            return Changes(ended=self._end_program(program, LeaseEndReason.LAST_TURN, now_s))
+        is_tool_open = self._policy.depends_on_tool and tool is None and not turn.is_armed_early
+        ended_turn = EndedTurn(tool=tool, context_tokens=finished.context_tokens)
+        decision = None if is_tool_open else self._policy.decide(ended_turn)
+        is_sure = is_ended and decision is not None
+        return self._retain(
+            turn, finished, tool, decision, LeaseState.ARMED if is_sure else LeaseState.PROVISIONAL, now_s
+        )
+
+    def _retain(
+        self,
+        turn: _Turn,
+        finished: FinishedTurn,
+        tool: ToolKey | None,
+        decision: RetentionDecision | None,
+        state: LeaseState,
+        now_s: float,
+    ) -> Changes:
+        """Begin a lease. The branch's older one, if any, ends either way: a newer turn has left more behind."""
+        ttl_s = self._settings.provisional_ttl_s if decision is None else decision.ttl_s
+        if state is LeaseState.PROVISIONAL:
+            ttl_s = min(ttl_s, self._settings.provisional_ttl_s)
+        ttl_s = min(ttl_s, self._settings.ttl_max_s)
+        why_not = self._why_not(ttl_s)
+        lease = None
+        if why_not is not None:
+            older = self._ledger.release(turn.key, LeaseEndReason.SUPERSEDED)
+            ended: tuple[LeaseEnd, ...] = (older,) if older is not None else ()
+        else:
+            held = finished.collect()
+            lease, ended = self._ledger.open(
+                key=turn.key,
+                tenant_id=turn.program.tenant_id,
+                program_arrival_s=turn.program.arrived_s,
+                blocks=held.blocks,
+                tokens=held.tokens,
+                now_s=now_s,
+                ttl_s=ttl_s,
+                state=state,
+                tool=tool,
+            )
+            if lease is None:
+                why_not = NoLease.OVER_CAP if held.blocks else NoLease.NOTHING_TO_RETAIN
+        self._note_all(ended, now_s)
+        if why_not is not None:
+            self._not_retained[why_not] += 1
+            outcome: dict[str, Any] = {"lease": None, "why_not": why_not.value}
+        else:
+            self._counts["leases_begun"] += 1
+            outcome = {"lease": state.value, "tool": tool, "ttl_s": ttl_s}
+        outcome |= {"context_tokens": finished.context_tokens, **report.decision_inputs(decision)}
+        turn.program.decided("turn_finished", now_s, **outcome)
+        return Changes(begun=lease, ended=ended)
+
+    def _why_not(self, ttl_s: float) -> NoLease | None:
+        if not self._is_caching:
+            return NoLease.PREFIX_CACHING_OFF
+        if self._is_paused:
+            return NoLease.PAUSED
+        return NoLease.NOT_WORTH_IT if ttl_s <= 0 else None
+
+    # --- what the replica tells --------------------------------------------------------------------------------------
+
+    def arm(self, program_id: ProgramId, branch: str, tool: ToolKey | None, is_last_turn: bool, now_s: float) -> Armed:
+        """The tool that the branch now waits for is known, or that there is none, or that the program ends here."""
+        program = self._programs.get(program_id)
+        if program is None:
+            return Armed(reason=ArmReason.UNKNOWN_PROGRAM)
+        key = BranchKey(program_id, branch)
+        lease = self._ledger.get(key)
+        if lease is None and self._arm_early(key, tool, is_last_turn):
+            return Armed(reason=ArmReason.TURN_NOT_ENDED)
+        if is_last_turn:
+            return Armed(reason=ArmReason.LAST_TURN, ended=self._end_program(program, LeaseEndReason.LAST_TURN, now_s))
+        if (known := program.branches.get(branch)) is not None:
+            known.tool = tool
+        if lease is None:
+            return Armed(reason=ArmReason.NO_LEASE)
+        decision = self._policy.decide(EndedTurn(tool=tool, context_tokens=lease.tokens))
+        ttl_s = min(decision.ttl_s, self._settings.ttl_max_s)
+        program.decided("armed", now_s, tool=tool, ttl_s=ttl_s, **report.decision_inputs(decision))
+        if ttl_s <= 0:
+            ended = self._note(self._ledger.release(key, LeaseEndReason.NOT_WORTH_IT), now_s)
+            return Armed(reason=decision.reason, ended=ended)
+        self._ledger.arm(key, ttl_s=ttl_s, tool=tool)
+        return Armed(ttl_s=ttl_s, blocks=len(lease.blocks), reason=decision.reason)
+
+    def _arm_early(self, key: BranchKey, tool: ToolKey | None, is_last_turn: bool) -> bool:
+        """The front end sees a stop string before the engine hears of it: keep the request for when the turn's end gets
+        here. False where no turn of the branch runs."""
+        for turn in reversed(self._turns.values()):
+            if turn.key == key and turn.is_scheduled:
+                turn.early_tool, turn.is_armed_early = tool, True
+                turn.is_last = turn.is_last or is_last_turn
+                return True
+        return False
+
+    def tool_event(
+        self,
+        program_id: ProgramId,
+        kind: ToolEventKind,
+        tool: ToolKey,
+        elapsed_s: float,
+        outcome: ToolOutcome | None,
+        now_s: float,
+    ) -> None:
+        """A tool of the program started or finished, exactly `elapsed_s` after its start.
+
+        The TTL then counts from the tool's own start instead of the turn's end; and once the last tool has finished, leases
+        are kept a little for the next turn to arrive. Neither goes beyond the longest lease.
+
+        Raises:
+            InvalidRequest: `elapsed_s` is not a duration.
+        """
+        if not 0 <= elapsed_s < math.inf:
+            raise InvalidRequest("elapsed_s must be finite and not negative", param="elapsed_s")
+        program = self._programs.get(program_id)
+        if program is None:
+            return
+        self._programs.active(program, now_s)
+        if kind is ToolEventKind.STARTED:
+            self._waits.tool_started(program)
+            for lease in self._ledger.of_program(program_id):
+                if lease.state is LeaseState.ARMED:
+                    self._extend(lease, now_s - elapsed_s + lease.ttl_s)
+        elif self._waits.tool_finished(program, tool, elapsed_s, outcome):
+            for lease in self._ledger.of_program(program_id):
+                self._extend(lease, now_s + self._settings.expected_turn_hold_s)
+            program.decided("tools_finished", now_s, tool=tool, elapsed_s=elapsed_s)
+
+    def release_program(self, program_id: ProgramId, now_s: float) -> tuple[LeaseEnd, ...]:
+        """The program is over: completed, failed or cancelled."""
+        program = self._programs.get(program_id)
+        if program is not None:
+            return self._end_program(program, LeaseEndReason.PROGRAM_OVER, now_s)
+        return self._note_all(self._ledger.release_program(program_id, LeaseEndReason.PROGRAM_OVER), now_s)
+
+    def take_snapshot(self, snapshot: dict[str, Any]) -> int:
+        """Adopt the shared tool-latency history; see `ToolLatencyView.take_snapshot`."""
+        return self._estimates.tools.take_snapshot(snapshot)
+
+    # --- memory --------------------------------------------------------------------------------------------------------
+
+    def expire(self, now_s: float) -> tuple[LeaseEnd, ...]:
+        """End the leases whose time is up."""
+        return self._note_all(self._ledger.expire(now_s), now_s)
+
+    def reclaim(self, turn_id: str, reason: LeaseEndReason, now_s: float) -> tuple[LeaseEnd, ...]:
+        """Take one lease for the turn that needs memory; empty where none is left."""
+        turn = self._turns.get(turn_id)
+        return self._note(self._ledger.reclaim(reason, spare=turn.key if turn is not None else None), now_s)
+
+    def release_all(self, reason: LeaseEndReason, now_s: float) -> tuple[LeaseEnd, ...]:
+        """The cache goes away."""
+        return self._note_all(self._ledger.release_all(reason), now_s)
+
+    def pause(self, is_paused: bool, now_s: float) -> tuple[LeaseEnd, ...]:
+        """While the engine is paused nothing is retained."""
+        self._is_paused = is_paused
+        return self.release_all(LeaseEndReason.PAUSED, now_s) if is_paused else ()
+
+    # --- what can be asked ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether any turn of a program is in the engine."""
+        return bool(self._turns)
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether anything is retained."""
+        return len(self._ledger) > 0
+
+    def ordered_turn(self, turn_id: str, *, is_preempted: bool, arrival_s: float) -> OrderedTurn:
+        """What the ordering may know about a turn; `arrival_s` stands in for the program of one that has none."""
+        turn = self._turns.get(turn_id)
+        if turn is None:
+            return OrderedTurn(is_preempted=is_preempted, is_retained=False, program_arrival_s=arrival_s)
+        lease = self._ledger.get(turn.key)
+        return OrderedTurn(
+            is_preempted=is_preempted,
+            is_retained=lease is not None and lease.lease_id == turn.lease_id,
+            program_arrival_s=turn.program.arrived_s,
+        )
+
+    def explain(self, program_id: ProgramId, now_s: float) -> dict[str, Any]:
+        """The program's leases and last decisions with their inputs, plain values only."""
+        return report.explain(self._programs.recall(program_id), program_id, self._ledger, now_s)
+
+    def lease_outcomes(self, program_id: ProgramId) -> dict[str, int]:
+        """How the program's leases have ended so far: outcome → count; empty for an unknown program."""
+        program = self._programs.recall(program_id)
+        return dict(program.lease_outcomes) if program is not None else {}
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and estimates, plain values only."""
+        return {
+            "retention": self._settings.retention_name.value,
+            "ordering": self._settings.ordering_name.value,
+            "programs": len(self._programs),
+            "live_turns": len(self._turns),
+            "live_leases": len(self._ledger),
+            "retained_blocks": self._ledger.blocks_held,
+            "leases_begun": self._counts["leases_begun"],
+            "leases": report.lease_counts(self._lease_ends),
+            "lease_ends": {reason.value: count for reason, count in self._lease_ends.items()},
+            "not_retained": {reason.value: count for reason, count in self._not_retained.items()},
+            "reused_tokens": self._counts["reused_tokens"],
+            "recomputed_tokens": self._counts["recomputed_tokens"],
+            **report.estimates(self._estimates),
+        }
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _extend(self, lease: Lease, deadline_s: float) -> None:
+        self._ledger.extend(lease.key, deadline_s, ttl_max_s=self._settings.ttl_max_s)
+
+    def _end_program(self, program: Program, reason: LeaseEndReason, now_s: float) -> tuple[LeaseEnd, ...]:
+        ended = self._note_all(self._ledger.release_program(program.program_id, reason), now_s)
+        self._programs.end(program)
+        self._estimates.eta.program_finished(program.turns_finished)
+        return ended
+
+    def _note(self, end: LeaseEnd | None, now_s: float) -> tuple[LeaseEnd, ...]:
+        return self._note_all((end,) if end is not None else (), now_s)
+
+    def _note_all(self, ended: tuple[LeaseEnd, ...], now_s: float) -> tuple[LeaseEnd, ...]:
+        for end in ended:
+            self.is_order_stale = True
+            self._lease_ends[end.reason] += 1
+            program = self._programs.get(end.lease.key.program_id)
+            if program is not None:
+                program.lease_ended(end.reason.outcome.value)
+                program.decided("lease_ended", now_s, reason=end.reason.value, held_s=now_s - end.lease.started_s)
+        return ended

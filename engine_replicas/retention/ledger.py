@@ -1,0 +1,275 @@
+"""Who holds which KV until when: the books of all leases.
+
+A lease begins with `open`, when a turn has ended, and ends in exactly one of four ways (`lease.py`): the next turn is
+scheduled on it (`turn_scheduled`), its deadline passes (`expire`), others need the memory (`reclaim`), or there is nothing
+left to wait for (`release…`). Every method that ends leases returns them; the caller gives their blocks back, once.
+
+What never happens, whatever comes in and in whatever order:
+- a branch with two leases: a newer one supersedes the older;
+- a lease that blocks progress: any lease can be reclaimed at any time, also one whose next turn is queued;
+- more blocks held than the caps allow: over all, by a tenant, by a program;
+- an unknown, repeated or stale event that raises: it finds no lease and changes nothing.
+
+Blocks are opaque integers. Leases may share them (a common system prompt): a block counts once over all, and is charged to
+the lease that held it first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_program.ids import ProgramId, TenantId, ToolKey
+from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionCaps:
+    """The most KV blocks that leases may hold."""
+
+    #: All leases together, shared blocks counted once.
+    blocks_max: int
+    #: The leases of one tenant.
+    tenant_blocks_max: int
+    #: The leases of one program.
+    program_blocks_max: int
+    #: How long past its deadline a lease is kept for a next turn that waits in the queue, counted from that turn's arrival.
+    queued_turn_hold_max_s: float
+
+
+class Ledger:
+    """All live leases of one engine."""
+
+    def __init__(self, caps: RetentionCaps) -> None:
+        self._caps = caps
+        self._leases: dict[BranchKey, Lease] = {}
+        self._holders: Counter[int] = Counter()
+        self._charged: dict[int, int] = {}
+        self._tenant_blocks: Counter[TenantId] = Counter()
+        self._program_blocks: Counter[ProgramId] = Counter()
+        self._next_id = 1
+        #: No lease lapses before this; a lower bound, so that a step with nothing to expire costs one comparison.
+        self._no_lapse_before_s = math.inf
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def blocks_held(self) -> int:
+        """Distinct blocks that any lease holds."""
+        return len(self._holders)
+
+    def get(self, key: BranchKey) -> Lease | None:
+        """The branch's live lease."""
+        return self._leases.get(key)
+
+    def leases(self) -> tuple[Lease, ...]:
+        """Every live lease, oldest first."""
+        return tuple(self._leases.values())
+
+    def of_program(self, program_id: ProgramId) -> tuple[Lease, ...]:
+        """The program's live leases, one per branch."""
+        return tuple(lease for lease in self._leases.values() if lease.key.program_id == program_id)
+
+    # --- a lease begins and is armed -------------------------------------------------------------------------------
+
+    def open(
+        self,
+        *,
+        key: BranchKey,
+        tenant_id: TenantId,
+        program_arrival_s: float,
+        blocks: Iterable[int],
+        tokens: int,
+        now_s: float,
+        ttl_s: float,
+        state: LeaseState,
+        tool: ToolKey | None = None,
+    ) -> tuple[Lease | None, tuple[LeaseEnd, ...]]:
+        """Begin a lease at the end of a turn.
+
+        Returns the lease, or None where there is nothing to hold or a cap would be exceeded; and the branch's older lease,
+        which ends either way: what it held is a prefix of what the newer turn left behind.
+        """
+        ended = self._end_key(key, LeaseEndReason.SUPERSEDED)
+        held = frozenset(blocks)
+        charge = sum(1 for block in held if block not in self._holders)
+        fits = (
+            self.blocks_held + charge <= self._caps.blocks_max
+            and self._tenant_blocks[tenant_id] + charge <= self._caps.tenant_blocks_max
+            and self._program_blocks[key.program_id] + charge <= self._caps.program_blocks_max
+        )
+        if not held or not fits:
+            return None, ended
+        lease = Lease(
+            lease_id=self._next_id,
+            key=key,
+            tenant_id=tenant_id,
+            program_arrival_s=program_arrival_s,
+            blocks=held,
+            tokens=tokens,
+            started_s=now_s,
+            ttl_s=ttl_s,
+            deadline_s=now_s + ttl_s,
+            state=state,
+            tool=tool,
+        )
+        self._next_id += 1
+        self._put(lease)
+        self._holders.update(held)
+        self._charged[lease.lease_id] = charge
+        self._tenant_blocks[tenant_id] += charge
+        self._program_blocks[key.program_id] += charge
+        return lease, ended
+
+    def arm(self, key: BranchKey, *, ttl_s: float, tool: ToolKey | None) -> Lease | None:
+        """Grant `ttl_s` from the end of the turn, as the policy chose. None where the branch has no lease any more."""
+        lease = self._leases.get(key)
+        if lease is None:
+            return None
+        deadline_s = lease.started_s + ttl_s
+        return self._put(replace(lease, state=LeaseState.ARMED, ttl_s=ttl_s, deadline_s=deadline_s, tool=tool))
+
+    def extend(self, key: BranchKey, deadline_s: float, *, ttl_max_s: float) -> Lease | None:
+        """Move the deadline to `deadline_s` if that is later, but never beyond `ttl_max_s` from the end of the turn. None
+        where the branch has no lease."""
+        lease = self._leases.get(key)
+        if lease is None:
+            return None
+        deadline_s = min(deadline_s, lease.started_s + ttl_max_s)
+        return self._put(replace(lease, deadline_s=max(lease.deadline_s, deadline_s)))
+
+    # --- the next turn -----------------------------------------------------------------------------------------------
+
+    def turn_arrived(self, key: BranchKey, *, now_s: float) -> int | None:
+        """A turn of the branch entered the queue. Returns the id of the lease that it will run on, if there is one."""
+        lease = self._leases.get(key)
+        if lease is None:
+            return None
+        since_s = now_s if lease.queued_since_s is None else lease.queued_since_s
+        self._put(replace(lease, queued_turns=lease.queued_turns + 1, queued_since_s=since_s))
+        return lease.lease_id
+
+    def turn_abandoned(self, key: BranchKey, lease_id: int | None) -> None:
+        """A turn left the queue without having been scheduled."""
+        lease = self._same(key, lease_id)
+        if lease is not None and lease.queued_turns:
+            queued = lease.queued_turns - 1
+            self._put(replace(lease, queued_turns=queued, queued_since_s=lease.queued_since_s if queued else None))
+
+    def turn_scheduled(self, key: BranchKey, lease_id: int | None) -> LeaseEnd | None:
+        """The turn that arrived on `lease_id` runs and holds its blocks itself: the lease has served."""
+        lease = self._same(key, lease_id)
+        return self._end(lease, LeaseEndReason.NEXT_TURN_SCHEDULED) if lease is not None else None
+
+    # --- a lease ends ------------------------------------------------------------------------------------------------
+
+    def expire(self, now_s: float) -> tuple[LeaseEnd, ...]:
+        """End every lease whose deadline lies before `now_s`, except those whose next turn waits in the queue, and not
+        for too long."""
+        if now_s <= self._no_lapse_before_s:
+            return ()
+        due = [lease for lease in self._leases.values() if self._lapses_s(lease) < now_s]
+        ended = tuple(self._end(lease, _why_expired(lease)) for lease in due)
+        self._no_lapse_before_s = min(map(self._lapses_s, self._leases.values()), default=math.inf)
+        return ended
+
+    def reclaim(self, reason: LeaseEndReason, *, spare: BranchKey | None = None) -> LeaseEnd | None:
+        """Take one lease away for somebody who needs memory; None where none is left.
+
+        First those whose next turn is not queued, then the program that arrived last (the paper's victim). The lease of
+        `spare`, the branch that asks, is taken only when it is the last one.
+        """
+        if not self._leases:
+            return None
+        victim = max(
+            self._leases.values(),
+            key=lambda lease: (lease.key != spare, lease.queued_turns == 0, lease.program_arrival_s, lease.lease_id),
+        )
+        return self._end(victim, reason)
+
+    def release(self, key: BranchKey, reason: LeaseEndReason) -> LeaseEnd | None:
+        """End the branch's lease."""
+        ended = self._end_key(key, reason)
+        return ended[0] if ended else None
+
+    def release_program(self, program_id: ProgramId, reason: LeaseEndReason) -> tuple[LeaseEnd, ...]:
+        """End all leases of a program."""
+        return tuple(self._end(lease, reason) for lease in self.of_program(program_id))
+
+    def release_all(self, reason: LeaseEndReason) -> tuple[LeaseEnd, ...]:
+        """End every lease: afterwards no block is held."""
+        return tuple(self._end(lease, reason) for lease in self.leases())
+
+    def check_integrity(self) -> None:
+        """Recompute all sums from the leases. For tests.
+
+        Raises:
+            AssertionError: the books do not add up.
+        """
+        holders: Counter[int] = Counter()
+        for lease in self._leases.values():
+            holders.update(lease.blocks)
+            assert lease.queued_turns >= 0
+            assert (lease.queued_turns == 0) == (lease.queued_since_s is None)
+        assert holders == self._holders
+        assert all(count > 0 for count in self._holders.values())
+        assert self._charged.keys() == {lease.lease_id for lease in self._leases.values()}
+        tenant: Counter[TenantId] = Counter()
+        program: Counter[ProgramId] = Counter()
+        for lease in self._leases.values():
+            tenant[lease.tenant_id] += self._charged[lease.lease_id]
+            program[lease.key.program_id] += self._charged[lease.lease_id]
+        assert +tenant == +self._tenant_blocks
+        assert +program == +self._program_blocks
+        assert self.blocks_held <= self._caps.blocks_max
+        assert all(blocks <= self._caps.tenant_blocks_max for blocks in tenant.values())
+        assert all(blocks <= self._caps.program_blocks_max for blocks in program.values())
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _put(self, lease: Lease) -> Lease:
+        self._leases[lease.key] = lease
+        self._no_lapse_before_s = min(self._no_lapse_before_s, self._lapses_s(lease))
+        return lease
+
+    def _same(self, key: BranchKey, lease_id: int | None) -> Lease | None:
+        lease = self._leases.get(key)
+        return lease if lease is not None and lease.lease_id == lease_id else None
+
+    def _lapses_s(self, lease: Lease) -> float:
+        if lease.queued_since_s is None:
+            return lease.deadline_s
+        return max(lease.deadline_s, lease.queued_since_s + self._caps.queued_turn_hold_max_s)
+
+    def _end_key(self, key: BranchKey, reason: LeaseEndReason) -> tuple[LeaseEnd, ...]:
+        lease = self._leases.get(key)
+        return (self._end(lease, reason),) if lease is not None else ()
+
+    def _end(self, lease: Lease, reason: LeaseEndReason) -> LeaseEnd:
+        del self._leases[lease.key]
+        for block in lease.blocks:
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                del self._holders[block]
+        charge = self._charged.pop(lease.lease_id)
+        _subtract(self._tenant_blocks, lease.tenant_id, charge)
+        _subtract(self._program_blocks, lease.key.program_id, charge)
+        return LeaseEnd(lease=lease, reason=reason)
+
+
+def _why_expired(lease: Lease) -> LeaseEndReason:
+    if lease.queued_since_s is not None:
+        return LeaseEndReason.QUEUED_TOO_LONG
+    if lease.state is LeaseState.PROVISIONAL:
+        return LeaseEndReason.NEVER_ARMED
+    return LeaseEndReason.DEADLINE_PASSED
+
+
+def _subtract(counts: Counter[Any], key: object, amount: int) -> None:
+    counts[key] -= amount
+    if counts[key] <= 0:
+        del counts[key]

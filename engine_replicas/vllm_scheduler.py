@@ -1,0 +1,385 @@
+"""vLLM's scheduler with leases. The one file that touches vLLM's scheduling classes.
+
+vLLM's own scheduling loop runs unchanged; this class stands around it and turns its hooks into events of the
+`RetentionController`, which decides:
+
+    add_request          a turn arrived
+    schedule             first: lapsed leases end, queues are put in order; afterwards: turns that got their first blocks
+    allocate_slots       (wrapped) somebody needs blocks and there are none: leases are reclaimed until it fits
+    update_from_output   how long the step took
+    _free_blocks         a turn ended: before vLLM lets go of its blocks, a lease may take references to them
+    reset_prefix_cache, set_pause_state
+                         every lease ends first
+
+To retain is to hold one more reference on the hashed blocks of a finished turn (`BlockPool.touch`), to let go is
+`BlockPool.free_blocks`. The next turn finds the blocks by hash, as vLLM's prefix cache does for any request. A held block is
+never written: only full, hashed blocks are held, and vLLM writes into unhashed ones only.
+
+When memory is short:
+- a *running* turn that cannot grow takes leases, before vLLM preempts anybody;
+- a *waiting* turn takes leases only when nothing runs: otherwise running turns will free blocks and leases will lapse, and
+  yielding to every newcomer would make leases worthless (the paper's semantics). When nothing runs it takes as many as it
+  needs, at once: retention never keeps the engine idle.
+
+Loaded by `scheduler_cls="engine_replicas.vllm_scheduler.make_scheduler"`; settings come as
+`additional_config["continuum"]`. Without program ids on any request the scheduler is stock vLLM.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import vllm
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, UnitaryKVCacheCoordinator
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request, RequestStatus
+
+from agent_program.clock import Clock, SystemClock
+from agent_program.ids import ID_BYTES_MAX, ProgramId, ToolKey
+from agent_program.tool_events import ToolEventKind, ToolOutcome
+from agent_program.turn import TurnHints
+from engine_replicas.config import OrderingName, RetentionName, SchedulingSettings
+from engine_replicas.ordering import Fcfs, Ordering, ProgramFcfs
+from engine_replicas.retention.controller import RetentionController
+from engine_replicas.retention.eta import EtaEstimator
+from engine_replicas.retention.events import FinishedTurn, HeldKv, TurnEnding
+from engine_replicas.retention.lease import LeaseEnd, LeaseEndReason
+from engine_replicas.retention.policy import Continuum, EndOfTurn, Estimates, RetentionPolicy, StaticTtl
+from engine_replicas.retention.prefill_cost import PrefillCost
+from engine_replicas.retention.queueing_delay import QueueingDelay
+from engine_replicas.retention.tool_latency import ToolLatencyView
+from engine_replicas.step_log import StepLog, StepTimer
+
+SUPPORTED_VLLM = "0.32.0"
+
+
+class UnsupportedVllm(ImportError):
+    """The installed vLLM is not the one that this scheduler was written for."""
+
+
+def _check_vllm() -> None:
+    """Compare the vLLM symbols used below with what they looked like in the supported version.
+
+    Raises:
+        UnsupportedVllm: one of them is missing or takes other parameters.
+    """
+    expected: dict[Callable[..., Any], tuple[str, ...]] = {
+        Scheduler.add_request: ("self", "request"),
+        Scheduler.schedule: ("self", "throttle_prefills"),
+        Scheduler.update_from_output: ("self", "scheduler_output", "model_runner_output"),
+        Scheduler._free_blocks: ("self", "request"),
+        Scheduler.reset_prefix_cache: ("self", "reset_running_requests", "reset_connector"),
+        Scheduler.set_pause_state: ("self", "pause_state"),
+        Scheduler.shutdown: ("self",),
+        KVCacheManager.allocate_slots: ("self", "request", "num_new_tokens"),
+        BlockPool.touch: ("self", "blocks"),
+        BlockPool.free_blocks: ("self", "ordered_blocks"),
+        BlockPool.get_num_free_blocks: ("self",),
+        KVCacheCoordinator.find_longest_cache_hit: ("self", "block_hashes", "max_cache_hit_length"),
+        KVCacheCoordinator.get_blocks: ("self", "request_id"),
+    }
+    for function, parameters in expected.items():
+        found = tuple(inspect.signature(function).parameters)
+        if found[: len(parameters)] != parameters:
+            raise UnsupportedVllm(
+                f"engine_replicas supports vLLM {SUPPORTED_VLLM}; in the installed {vllm.__version__}, "
+                f"{function.__qualname__} takes {found} instead of {parameters}"
+            )
+
+
+_check_vllm()
+
+
+class _Retaining(Scheduler):
+    """Leases around vLLM's scheduler; mixed in before `Scheduler` or `AsyncScheduler`."""
+
+    def __init__(self, *args: Any, clock: Clock | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = _settings(self.vllm_config)
+        self._clock = clock or SystemClock()
+        self._estimates = Estimates(
+            tools=ToolLatencyView(window=settings.duration_window, tools_max=settings.tools_max),
+            queueing_delay=QueueingDelay(window=settings.queueing_delay_window),
+            eta=EtaEstimator(window=settings.program_window, programs_min=settings.eta_programs_min),
+            prefill=PrefillCost(chunk_tokens_max=self.max_num_scheduled_tokens),
+        )
+        self._ordering = _ordering(settings)
+        if self._ordering.reorders and not isinstance(self.waiting, FCFSRequestQueue):
+            raise ValueError("an ordering of programs needs vLLM's scheduling policy `fcfs`")
+        self._controller = RetentionController(
+            settings=settings,
+            policy=_retention(settings, self._estimates),
+            estimates=self._estimates,
+            blocks_total=self._blocks_total,
+            is_caching=self.kv_cache_manager.enable_caching,
+        )
+        self._held: dict[int, list[KVCacheBlock]] = {}
+        #: When requests without a program arrived.
+        self._arrived_s: dict[str, float] = {}
+        self._step_timer = StepTimer(StepLog(settings.step_log_path) if settings.step_log_path else None)
+        self._allocate_stock = self.kv_cache_manager.allocate_slots
+        self.kv_cache_manager.allocate_slots = self._allocate_reclaiming
+
+    # --- vLLM's hooks ------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        is_new = request.request_id not in self.requests
+        super().add_request(request)
+        if not is_new:
+            return
+        hints = _hints(request)
+        if hints is not None:
+            self._controller.turn_arrived(request.request_id, hints, self._clock.now_s())
+        else:
+            self._arrived_s[request.request_id] = self._clock.now_s()
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        self._let_go(self._controller.expire(self._clock.now_s()))
+        self._put_in_order()
+        output = super().schedule(throttle_prefills)
+        now_s = self._clock.now_s()
+        if self._controller.has_turns:
+            for scheduled in output.scheduled_new_reqs:
+                self._let_go(self._controller.turn_scheduled(scheduled.req_id, scheduled.num_computed_tokens, now_s))
+            if output.preempted_req_ids:
+                self._controller.is_order_stale = True
+        self._step_timer.scheduled(output, self.requests, now_s)
+        return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        step = self._step_timer.finished(scheduler_output, self._clock.now_s())
+        if step is not None:
+            self._estimates.prefill.step_ran(step)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _free_blocks(self, request: Request) -> None:
+        if self._arrived_s.pop(request.request_id, None) is None:
+            self._turn_finished(request)
+        super()._free_blocks(request)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        self._let_go(self._controller.release_all(LeaseEndReason.CACHE_RESET, self._clock.now_s()))
+        return super().reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        is_paused = pause_state != PauseState.UNPAUSED
+        self._let_go(self._controller.pause(is_paused, self._clock.now_s()))
+        super().set_pause_state(pause_state)
+
+    def shutdown(self) -> None:
+        self._step_timer.close()
+        super().shutdown()
+
+    # --- utility calls; plain values in and out (`vllm_plugin.py`) -----------------------------------------------------
+
+    def continuum_lease_arm(
+        self, program_id: str, branch: str, tool_key: str | None, is_last_turn: bool
+    ) -> dict[str, Any]:
+        armed = self._controller.arm(
+            ProgramId(program_id), branch, ToolKey(tool_key) if tool_key else None, is_last_turn, self._clock.now_s()
+        )
+        self._let_go(armed.ended)
+        outcomes = self._controller.lease_outcomes(ProgramId(program_id))
+        return {"ttl_s": armed.ttl_s, "blocks": armed.blocks, "reason": armed.reason, "outcomes": outcomes}
+
+    def continuum_release(self, program_id: str) -> dict[str, Any]:
+        ended = self._controller.release_program(ProgramId(program_id), self._clock.now_s())
+        self._let_go(ended)
+        return {"leases": len(ended), "blocks": sum(len(end.lease.blocks) for end in ended)}
+
+    def continuum_tool_event(
+        self, program_id: str, kind: str, tool_key: str, elapsed_s: float, outcome: str | None = None
+    ) -> None:
+        self._controller.tool_event(
+            ProgramId(program_id),
+            ToolEventKind(kind),
+            ToolKey(tool_key),
+            elapsed_s,
+            ToolOutcome(outcome) if outcome is not None else None,
+            self._clock.now_s(),
+        )
+
+    def continuum_push_latency(self, snapshot: dict[str, Any]) -> int:
+        return self._controller.take_snapshot(snapshot)
+
+    def continuum_explain(self, program_id: str) -> dict[str, Any]:
+        return self._controller.explain(ProgramId(program_id), self._clock.now_s())
+
+    def continuum_stats(self) -> dict[str, Any]:
+        # An idle engine takes no steps, so this is where its leases lapse.
+        self._let_go(self._controller.expire(self._clock.now_s()))
+        running, waiting = self.get_request_counts()
+        return {
+            **self._controller.stats(),
+            "total_blocks": self._blocks_total,
+            "free_blocks": self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "running": running,
+            "waiting": waiting,
+            "queued_tokens": sum(request.num_tokens for request in self.waiting),
+        }
+
+    # --- order -----------------------------------------------------------------------------------------------------------
+
+    def _put_in_order(self) -> None:
+        """Sort the waiting turns, and the running ones, whose last is preempted first; only when something changed."""
+        controller, ordering = self._controller, self._ordering
+        if not (controller.is_order_stale and ordering.reorders and controller.has_turns):
+            return
+        controller.is_order_stale = False
+
+        def turn_of(request: Request) -> Any:
+            return controller.ordered_turn(
+                request.request_id,
+                is_preempted=request.status == RequestStatus.PREEMPTED,
+                arrival_s=self._arrived_s.get(request.request_id, 0.0),
+            )
+
+        waiting = sorted(self.waiting, key=lambda request: ordering.waiting_key(turn_of(request)))
+        self.waiting.clear()
+        self.waiting.extend(waiting)
+        self.running.sort(key=lambda request: ordering.running_key(turn_of(request)))
+
+    # --- memory ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _blocks_total(self) -> int:
+        """Blocks that requests can use: one of the pool is vLLM's null block."""
+        return self.kv_cache_manager.block_pool.num_gpu_blocks - 1
+
+    def _allocate_reclaiming(self, request: Request, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
+        """`allocate_slots`, which takes leases before it gives up; see the top of the file for when it may."""
+        blocks = self._allocate_stock(request, *args, **kwargs)
+        while blocks is None and self._controller.has_leases and (reason := self._may_reclaim(request)) is not None:
+            ended = self._controller.reclaim(request.request_id, reason, self._clock.now_s())
+            if not ended:
+                break
+            self._let_go(ended)
+            blocks = self._allocate_stock(request, *args, **kwargs)
+        return blocks
+
+    def _may_reclaim(self, request: Request) -> LeaseEndReason | None:
+        if request.status == RequestStatus.RUNNING:
+            return LeaseEndReason.RUNNING_TURN_NEEDS_BLOCKS
+        makes_progress = self.running or any(
+            held.status == RequestStatus.WAITING_FOR_REMOTE_KVS for held in self.kv_holding_waiting
+        )
+        return None if makes_progress else LeaseEndReason.NOTHING_RUNS
+
+    def _turn_finished(self, request: Request) -> None:
+        kept: list[KVCacheBlock] = []
+
+        def collect() -> HeldKv:
+            blocks, tokens = self._replayable(request)
+            kept.extend(blocks)
+            return HeldKv(blocks=frozenset(map(self._name_of, blocks)), tokens=tokens)
+
+        finished = FinishedTurn(
+            turn_id=request.request_id,
+            ending=_ending(request, self.max_model_len),
+            # The last token was sampled and never computed; a step scheduled ahead counts tokens that do not exist.
+            context_tokens=max(0, min(request.num_computed_tokens, request.num_tokens - 1)),
+            collect=collect,
+        )
+        changes = self._controller.turn_finished(finished, self._clock.now_s())
+        if changes.begun is not None:
+            for pool, blocks in groupby(kept, key=attrgetter("pool")):
+                pool.touch(list(blocks))
+            self._held[changes.begun.lease_id] = kept
+        self._let_go(changes.ended)
+
+    def _name_of(self, block: KVCacheBlock) -> int:
+        """A block's name in the ledger: its id; blocks of other pools than the main one get names below zero."""
+        return block.block_id if block.pool is self.kv_cache_manager.block_pool else ~id(block)
+
+    def _replayable(self, request: Request) -> tuple[list[KVCacheBlock], int]:
+        """The blocks that the next turn would hit, in order, and the tokens in them.
+
+        With one full-attention group these are the request's own hashed blocks. Any other layout drops some (outside a
+        window, between checkpoints), so there the cache itself is asked.
+        """
+        coordinator = self.kv_cache_manager.coordinator
+        if isinstance(coordinator, UnitaryKVCacheCoordinator) and not self.use_eagle_block_drop:
+            manager = coordinator.single_type_managers[0]
+            if type(manager) is FullAttentionManager:
+                (own,) = coordinator.get_blocks(request.request_id)
+                hashed = [block for block in own if block.block_hash is not None and not block.is_null]
+                return hashed, len(hashed) * manager.block_size
+        groups, tokens, _ = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        unique = {id(block): block for group in groups for block in group if not block.is_null}
+        return list(unique.values()), tokens
+
+    def _let_go(self, ended: tuple[LeaseEnd, ...]) -> None:
+        """Give back the blocks of leases that are over, the end of a context first: it is evicted first."""
+        for end in ended:
+            blocks = self._held.pop(end.lease.lease_id)
+            self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+
+
+class RetainingScheduler(_Retaining, Scheduler):
+    """For engines that schedule and execute in turn."""
+
+
+class RetainingAsyncScheduler(_Retaining, AsyncScheduler):
+    """For engines that schedule ahead of execution."""
+
+
+def make_scheduler(*args: Any, **kwargs: Any) -> Scheduler:
+    """What `scheduler_cls` names: the scheduler that fits the engine's scheduling mode, with the utility calls registered."""
+    from engine_replicas.vllm_plugin import register
+
+    register()
+    vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return (RetainingAsyncScheduler if is_async else RetainingScheduler)(*args, **kwargs)
+
+
+def _settings(vllm_config: Any) -> SchedulingSettings:
+    config = vllm_config.additional_config
+    return SchedulingSettings.model_validate(config.get("continuum") if isinstance(config, dict) else None)
+
+
+def _retention(settings: SchedulingSettings, estimates: Estimates) -> RetentionPolicy:
+    match settings.retention_name:
+        case RetentionName.END_OF_TURN:
+            return EndOfTurn()
+        case RetentionName.STATIC_TTL:
+            return StaticTtl(settings.ttl_s)
+        case RetentionName.CONTINUUM:
+            return Continuum(estimates, k_cold_start=settings.k_cold_start)
+
+
+def _ordering(settings: SchedulingSettings) -> Ordering:
+    match settings.ordering_name:
+        case OrderingName.FCFS:
+            return Fcfs()
+        case OrderingName.PROGRAM_FCFS:
+            return ProgramFcfs()
+
+
+def _hints(request: Request) -> TurnHints | None:
+    """What is known of the request's program; None where it belongs to none. A resumable request keeps its own KV."""
+    program_id = request.session_id
+    if not program_id or len(program_id) > ID_BYTES_MAX or request.sampling_params is None or request.resumable:
+        return None
+    return TurnHints.from_xargs(program_id, request.sampling_params.extra_args)
+
+
+def _ending(request: Request, max_model_len: int) -> TurnEnding:
+    if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+        return TurnEnding.CUT if request.num_tokens >= max_model_len else TurnEnding.ENDED
+    has_stop_strings = request.sampling_params is not None and bool(request.sampling_params.stop)
+    if request.status == RequestStatus.FINISHED_ABORTED and has_stop_strings and request.num_output_tokens:
+        return TurnEnding.MAYBE_ENDED
+    return TurnEnding.CUT

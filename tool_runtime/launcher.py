@@ -1,0 +1,294 @@
+"""The launcher: a small process of one thread that starts sandboxes for a tool actor and ends with it.
+
+Why it exists. A sandbox dies with the *thread* that started it (PR_SET_PDEATHSIG is per thread), so it must not be started
+from a thread pool; a Ray worker has many threads, and nothing may run between fork and exec there; and when the actor is
+killed without a word, someone must see to it that its sandboxes end. This process does the three things: it has one thread,
+it forks, and when its socket to the actor closes it exits, which kills every sandbox that has `--die-with-parent`; what is
+left, it kills by hand.
+
+It runs alone (`python -I -S launcher.py FD`), standard library only, and trusts its one peer, the actor. One packet is one
+message, JSON both ways:
+
+    define {name, data}                                   keep a blob for later plans
+    spawn  {id, executable, argv, args, blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
+    kill   {id}                                           → (nothing; `exited` follows)
+                                                          ← exited {id, status, stderr}
+
+A plan's `{fd:NAME}` words become descriptor numbers here: `control` is the agent's socket, `args` a memory file with the
+NUL-separated arguments, any other a memory file with the blob of that name.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+PACKET_BYTES_MAX = 180_000
+_STDERR_BYTES_MAX = 4096
+_FD_WORD = re.compile(r"\{fd:([A-Za-z0-9_.-]+)\}")
+
+
+class Child:
+    """A sandbox's outermost process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], scope: str) -> None:
+        self.process = process
+        self.scope = scope
+        self.stderr = b""
+        assert process.stderr is not None
+        self.stderr_fd = process.stderr.fileno()
+        os.set_blocking(self.stderr_fd, False)
+
+    def read_stderr(self) -> bool:
+        """Keep the first few KiB of what it says; False at the end of the file."""
+        try:
+            data = os.read(self.stderr_fd, 65536)
+        except BlockingIOError:
+            return True
+        self.stderr = (self.stderr + data)[:_STDERR_BYTES_MAX]
+        return bool(data)
+
+
+class Launcher:
+    """Children by the id that the actor gave them."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: dict[str, Child] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._poll = select.poll()
+        self._stderr_of: dict[int, Child] = {}
+        # SIGCHLD writes a byte here, so that one poll waits for packets, error output and deaths alike.
+        self._wake_read, wake_write = os.pipe()
+        for fd in (self._wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self) -> None:
+        """Work until the actor's end of the socket is closed."""
+        self._poll.register(self._control.fileno(), select.POLLIN)
+        self._poll.register(self._wake_read, select.POLLIN)
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._control.fileno():
+                    packet = self._control.recv(PACKET_BYTES_MAX)
+                    if not packet:
+                        return
+                    self._on_packet(json.loads(packet))
+                elif fd == self._wake_read:
+                    os.read(self._wake_read, 4096)
+                    self._reap()
+                    self._reap_orphans()
+                elif fd in self._stderr_of and not self._stderr_of[fd].read_stderr():
+                    self._poll.unregister(fd)
+
+    def _on_packet(self, message: dict[str, Any]) -> None:
+        operation = message["op"]
+        if operation == "define":
+            self._blobs[message["name"]] = base64.b64decode(message["data"])
+        elif operation == "spawn":
+            self._spawn(message)
+        elif operation == "kill" and message["id"] in self._children:
+            self._kill(self._children[message["id"]])
+
+    def _spawn(self, message: dict[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        opened = [theirs.fileno()]
+        try:
+            fds = {"control": theirs.fileno()}
+            for name in message["blobs"]:
+                fds[name] = _memory_file(name, self._blobs[name])
+                opened.append(fds[name])
+            if message["args"]:
+                arguments = b"".join(os.fsencode(_with_fds(word, fds)) + b"\0" for word in message["args"])
+                fds["args"] = _memory_file("args", arguments)
+                opened.append(fds["args"])
+            uid = message["uid"]
+            process = subprocess.Popen(
+                [_with_fds(word, fds) for word in message["argv"]],
+                executable=message["executable"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                cwd=message["cwd"],
+                env=message["env"],
+                pass_fds=opened,
+                start_new_session=True,
+                **({} if uid is None else {"user": uid, "group": uid, "extra_groups": []}),
+            )
+        except (OSError, subprocess.SubprocessError, KeyError) as exc:
+            ours.close()
+            self._send({"event": "failed", "id": message["id"], "error": f"{type(exc).__name__}: {exc}"})
+            return
+        finally:
+            theirs.close()
+            for fd in opened[1:]:
+                os.close(fd)
+        child = self._children[message["id"]] = Child(process, message["scope"])
+        self._stderr_of[child.stderr_fd] = child
+        self._poll.register(child.stderr_fd, select.POLLIN)
+        self._send({"event": "started", "id": message["id"], "pid": process.pid}, ours.fileno())
+        ours.close()
+
+    def _reap(self) -> None:
+        for child_id, child in list(self._children.items()):
+            if child.process.poll() is None:
+                continue
+            child.read_stderr()
+            del self._children[child_id]
+            if self._stderr_of.pop(child.stderr_fd, None) is not None:
+                with contextlib.suppress(KeyError):  # its end of file was seen before
+                    self._poll.unregister(child.stderr_fd)
+            child.process.stderr.close()  # type: ignore[union-attr]
+            if child.scope == "descendants":
+                self._kill_orphans()
+            self._send(
+                {
+                    "event": "exited",
+                    "id": child_id,
+                    "status": child.process.returncode,
+                    "stderr": child.stderr.decode("utf-8", "replace"),
+                }
+            )
+
+    def _kill(self, child: Child) -> None:
+        if child.scope == "descendants":
+            kill_descendants(child.process.pid)
+        child.process.kill()
+
+    def _kill_orphans(self) -> None:
+        """What a sandbox leaves behind when its outermost process dies becomes our child, for we are a subreaper."""
+        known = {child.process.pid for child in self._children.values()}
+        for pid in children_of(os.getpid()):
+            if pid not in known:
+                kill_descendants(pid)
+                _kill(pid)
+
+    def _reap_orphans(self) -> None:
+        known = {child.process.pid for child in self._children.values()}
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in known:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+    def close(self) -> None:
+        """Kill what still runs and wait for it."""
+        for child in self._children.values():
+            self._kill(child)
+        self._kill_orphans()
+        # All of them were killed; none is left to whatever the machine has for an init.
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+
+    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        data = json.dumps(message).encode()
+        try:
+            if fd is None:
+                self._control.send(data)
+            else:
+                socket.send_fds(self._control, [data], [fd])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the actor is gone: the next receive says so
+
+
+def kill_descendants(root: int) -> None:
+    """SIGKILL to everything below `root`, until nothing is left. `root` is a subreaper, so that what loses its parent stays."""
+    for _ in range(50):
+        found = _descendants(root)
+        if not found:
+            return
+        for pid in found:
+            _kill(pid)
+
+
+def children_of(parent: int) -> list[int]:
+    """Living processes that `parent` started or inherited."""
+    return _living_by_parent().get(parent, [])
+
+
+def become_subreaper() -> None:
+    """What loses its parent below this process becomes its child, not that of the machine's init."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _living_by_parent() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as stat:
+                # The name in brackets may hold anything, so the fields are counted from its last bracket.
+                state, parent = stat.read().rsplit(b")", 1)[1].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != b"Z":
+            children.setdefault(int(parent), []).append(int(entry))
+    return children
+
+
+def _descendants(root: int) -> list[int]:
+    children = _living_by_parent()
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _memory_file(name: str, content: bytes) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _with_fds(word: str, fds: dict[str, int]) -> str:
+    return _FD_WORD.sub(lambda match: str(fds[match.group(1)]), word)
+
+
+def main(control_fd: int) -> None:
+    """Serve one actor, then leave nothing behind."""
+    control = socket.socket(fileno=control_fd)
+    os.set_inheritable(control_fd, False)
+    # A terminal's Ctrl-C is for the actor, which then closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    become_subreaper()
+    launcher = Launcher(control)
+    try:
+        launcher.serve()
+    except (ConnectionResetError, BrokenPipeError):
+        pass
+    finally:
+        launcher.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,302 @@
+"""One running sandbox, seen from the host: executions, deadlines, and an end that leaves nothing.
+
+How an execution that must stop is stopped, each step only if the one before did not do:
+
+    SIGINT to the command's group  →  grace  →  SIGKILL to everything in the sandbox, by the agent  →  SIGKILL to the sandbox
+
+The second kill does not need the agent's help, for a program can stop or kill its own agent. Output arrives as it is printed,
+so whatever the end, what was printed before it is kept. Nothing waits for an end of file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Mapping
+
+from agent_program.clock import Clock, SystemClock
+from agent_program.errors import SandboxUnavailable
+from tool_runtime.config import OutputLimits
+from tool_runtime.inside import frames
+from tool_runtime.launcher_client import LauncherClient, Spawned
+from tool_runtime.output import HeadTail
+from tool_runtime.sandbox import Ending, Execution, KillScope, SpawnPlan
+
+_LOG = logging.getLogger(__name__)
+
+#: The agent sends output in pieces of 64 KiB; a larger frame is not from it.
+_FRAME_BYTES_MAX = 1024 * 1024
+_READ_BYTES = 256 * 1024
+#: After SIGKILL to everything inside, how long the agent may take to say so.
+_KILL_ANSWER_S = 1.0
+#: After SIGKILL to the sandbox, how long its death may take (memory must be torn down).
+_DEATH_S = 10.0
+
+
+class _Pending:
+    """An execution under way."""
+
+    def __init__(self, limits: OutputLimits) -> None:
+        self.nonce = secrets.token_hex(8)
+        self.streams = {
+            b"stdout": HeadTail(limits.head_bytes, limits.tail_bytes),
+            b"stderr": HeadTail(limits.head_bytes, limits.tail_bytes),
+        }
+        self.over_limit = asyncio.Event()
+        self.done = asyncio.Event()
+        self.exit_code: int | None = None
+        self.session_lost = False
+        #: Set where it did not end by itself.
+        self.failure: str | None = None
+        self._bytes_max = limits.hard_bytes_max
+
+    def feed(self, stream: bytes, data: bytes) -> None:
+        kept = self.streams.get(stream)
+        if kept is not None:
+            kept.feed(data)
+            if kept.total_bytes > self._bytes_max:
+                self.over_limit.set()
+
+    def fail(self, reason: str) -> None:
+        if not self.done.is_set():
+            self.failure, self.session_lost = reason, True
+            self.done.set()
+
+
+class LiveSandbox:
+    """A sandbox whose agent is ready. Use `start`."""
+
+    def __init__(self, launcher: LauncherClient, plan: SpawnPlan, child: Spawned, clock: Clock) -> None:
+        self._launcher = launcher
+        self._plan = plan
+        self._child = child
+        self._clock = clock
+        self._pending: dict[str, _Pending] = {}
+        self._ready = asyncio.Event()
+        self._dead = asyncio.Event()
+        self._death_reason = ""
+        self._calls = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        #: Ends of executions whose caller was cancelled, perhaps twice; kept so that they are not collected half-way.
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def start(
+        cls, launcher: LauncherClient, plan: SpawnPlan, *, timeout_s: float, clock: Clock | None = None
+    ) -> LiveSandbox:
+        """Start a sandbox and wait until its agent answers.
+
+        Raises:
+            SandboxUnavailable: it does not come up; the message has what it said.
+        """
+        sandbox = cls(launcher, plan, await launcher.spawn(plan), clock or SystemClock())
+        try:
+            await sandbox._connect(timeout_s)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    @property
+    def pid(self) -> int:
+        """The outermost process, on the host."""
+        return self._child.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """It takes executions."""
+        return not self._dead.is_set()
+
+    @property
+    def death_reason(self) -> str:
+        """Why it is not alive."""
+        return self._death_reason
+
+    async def execute(
+        self,
+        tool: str,
+        fields: Mapping[str, str | bytes | int],
+        *,
+        timeout_s: float,
+        grace_s: float,
+        output: OutputLimits,
+        cancelled: asyncio.Event | None = None,
+    ) -> Execution:
+        """Run one thing and wait for its end, which comes at the latest a few seconds after `timeout_s` and `grace_s`.
+
+        Executions of one tool that keeps a session must not overlap; the caller sees to that. When the awaiting task is
+        cancelled, what runs is killed.
+        """
+        started_s = self._clock.now_s()
+        self._calls += 1
+        call_id = str(self._calls)
+        pending = self._pending[call_id] = _Pending(output)
+        try:
+            ending = await self._run(call_id, pending, tool, fields, timeout_s, cancelled)
+            if ending is not Ending.FINISHED:
+                await self._stop(call_id, pending, 0.0 if ending is Ending.OUTPUT_LIMIT else grace_s)
+        except asyncio.CancelledError:
+            # The caller goes on when what it started is gone, so that whoever takes the session next finds it quiet.
+            stopping = asyncio.create_task(self._stop(call_id, pending, 0.0))
+            self._stopping.add(stopping)
+            stopping.add_done_callback(self._stopping.discard)
+            await asyncio.shield(stopping)
+            raise
+        finally:
+            self._pending.pop(call_id, None)
+        if ending is Ending.FINISHED and pending.failure is not None:
+            # Whoever cancels may also close the sandbox; which of the two is seen first says nothing.
+            ending = Ending.CANCELLED if cancelled is not None and cancelled.is_set() else Ending.INTERRUPTED
+        return Execution(
+            ending=ending,
+            exit_code=pending.exit_code,
+            stdout=pending.streams[b"stdout"].result(),
+            stderr=pending.streams[b"stderr"].result(),
+            duration_s=self._clock.now_s() - started_s,
+            session_lost=pending.session_lost,
+            reason=pending.failure or "",
+        )
+
+    async def close(self) -> None:
+        """Kill everything in it, and return when it is gone."""
+        self._die("the sandbox was closed")
+        await self._launcher.kill(self._child)
+        try:
+            await asyncio.wait_for(asyncio.shield(self._child.exited), _DEATH_S)
+        except TimeoutError:
+            _LOG.error("sandbox process %d does not die", self._child.pid)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, *self._stopping, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+        else:
+            self._child.socket.close()
+
+    async def _connect(self, timeout_s: float) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=self._child.socket)
+        self._reading = asyncio.create_task(self._read(reader))
+        self._child.exited.add_done_callback(lambda _: self._die(self._exit_reason()))
+        ready, dead = asyncio.create_task(self._ready.wait()), asyncio.create_task(self._dead.wait())
+        try:
+            await asyncio.wait({ready, dead}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+            dead.cancel()
+        if not self._ready.is_set():
+            reason = self._death_reason or f"it was not ready within {timeout_s:g} s"
+            raise SandboxUnavailable(f"the sandbox does not start: {reason}")
+
+    async def _run(
+        self,
+        call_id: str,
+        pending: _Pending,
+        tool: str,
+        fields: Mapping[str, str | bytes | int],
+        timeout_s: float,
+        cancelled: asyncio.Event | None,
+    ) -> Ending:
+        await self._send({**fields, "op": "call", "id": call_id, "nonce": pending.nonce, "tool": tool}, pending)
+        events = {Ending.FINISHED: pending.done, Ending.OUTPUT_LIMIT: pending.over_limit}
+        if cancelled is not None:
+            events[Ending.CANCELLED] = cancelled
+        waits = {asyncio.create_task(event.wait()): ending for ending, event in events.items()}
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        for ending, event in events.items():
+            if event.is_set():
+                return ending
+        return Ending.TIMED_OUT
+
+    async def _stop(self, call_id: str, pending: _Pending, grace_s: float) -> None:
+        if grace_s > 0:
+            await self._send({"op": "interrupt", "id": call_id}, pending)
+            await _within(pending.done, grace_s)
+        # Even a command that heeded the interrupt may have left something running.
+        if self._plan.kill_scope is KillScope.NAMESPACE:
+            await self._send({"op": "kill"}, pending)
+            await _within(pending.done, _KILL_ANSWER_S)
+            if pending.done.is_set():
+                pending.session_lost = True
+                return
+        await self._kill("its program had to be stopped")
+        pending.fail("the sandbox was killed")
+
+    async def _kill(self, reason: str) -> None:
+        self._die(reason)
+        await self._launcher.kill(self._child)
+        await asyncio.wait({self._child.exited}, timeout=_DEATH_S)
+
+    async def _send(self, fields: dict[str, str | bytes | int], pending: _Pending) -> None:
+        if self._dead.is_set():
+            pending.fail(self._death_reason)
+            return
+        assert self._writer is not None
+        try:
+            self._writer.write(frames.encode(fields))
+            await asyncio.wait_for(self._writer.drain(), _KILL_ANSWER_S * 10)
+        except (OSError, TimeoutError):
+            # A stopped agent does not read; what could not be sent shows in the deadline.
+            _LOG.warning("sandbox %s does not take requests", self._child.id)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        decoder = frames.Decoder(_FRAME_BYTES_MAX)
+        reason = ""
+        try:
+            while data := await reader.read(_READ_BYTES):
+                for record in decoder.feed(data):
+                    self._on_record(record)
+        except frames.FrameError as exc:
+            reason = f"the sandbox sent nonsense: {exc}"
+        except OSError:
+            pass
+        if not reason:
+            await asyncio.wait({self._child.exited}, timeout=_DEATH_S)
+            reason = self._exit_reason()
+        self._die(reason)
+        await self._launcher.kill(self._child)
+
+    def _on_record(self, record: frames.Fields) -> None:
+        event = record.get("ev")
+        if event == b"ready":
+            self._ready.set()
+            return
+        pending = self._pending.get(record.get("id", b"").decode("ascii", "replace"))
+        if pending is None or pending.done.is_set():
+            return
+        if event == b"out":
+            pending.feed(record.get("stream", b""), record.get("data", b""))
+        elif event == b"failed":
+            pending.fail(record.get("error", b"")[:1000].decode("utf-8", "replace"))
+        elif event == b"done" and record.get("nonce") == pending.nonce.encode():
+            code = record.get("exit_code", b"")
+            pending.exit_code = int(code) if code.isdigit() and len(code) <= 3 else None
+            pending.session_lost = record.get("session_lost") == b"1"
+            pending.done.set()
+
+    def _exit_reason(self) -> str:
+        if not self._child.exited.done():
+            return "the sandbox closed its connection"
+        ended = self._child.exited.result()
+        said = f": {ended.stderr.strip()}" if ended.stderr.strip() else ""
+        return f"the sandbox ended (status {ended.status}){said}"
+
+    def _die(self, reason: str) -> None:
+        if not self._dead.is_set():
+            self._death_reason = reason
+            self._dead.set()
+        for pending in self._pending.values():
+            pending.fail(self._death_reason)
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

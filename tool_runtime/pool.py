@@ -1,0 +1,31 @@
+"""Which sandboxes to close, and when: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxView(Generic[K]):
+    """A live sandbox as the pool sees it."""
+
+    key: K
+    #: Something runs in it, or is about to.
+    is_busy: bool
+    #: Monotonic seconds at which it last ran something.
+    last_used_s: float
+
+
+def to_make_room(views: Iterable[SandboxView[K]]) -> K | None:
+    """The sandbox to close so that another can start: the one idle for longest; None if all are busy."""
+    idle = [view for view in views if not view.is_busy]
+    return min(idle, key=lambda view: view.last_used_s).key if idle else None
+
+
+def idle_too_long(views: Iterable[SandboxView[K]], *, now_s: float, ttl_s: float) -> list[K]:
+    """The sandboxes that ran nothing for `ttl_s` or longer."""
+    return [view.key for view in views if not view.is_busy and now_s - view.last_used_s >= ttl_s]

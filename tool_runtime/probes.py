@@ -1,0 +1,214 @@
+"""Canaries: before an actor takes calls it tries, in a sandbox made like all others, what must fail there.
+
+A backend that lets one through is refused, and so is one in which an ordinary command does not work. The host plants what
+the probe looks for: a readable file, a listener on 127.0.0.1, an abstract socket. Each probe prints one line, `name=held` or
+`name=OPEN …`; a line that is missing counts as open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent_program.errors import SandboxUnavailable
+from agent_program.ids import DEFAULT_TENANT, ProgramId
+from tool_runtime.config import OutputLimits, SandboxLimits
+from tool_runtime.launcher_client import LauncherClient
+from tool_runtime.live_sandbox import LiveSandbox
+from tool_runtime.sandbox import Ending, KillScope, Sandboxing, SandboxSpec
+from tool_runtime.workspaces import Workspaces
+
+_TIMEOUT_S = 30.0
+
+_SCRIPT = r'''
+import ctypes, os, platform, socket
+libc = ctypes.CDLL(None, use_errno=True)
+found = {}
+
+def holds(name):
+    def run(attack):
+        try:
+            answer = attack()
+        except (OSError, ConnectionError):
+            answer = None
+        print(f"{name}=held" if not answer else f"{name}=OPEN {answer}")
+    return run
+
+def refused(*arguments):
+    """A system call that must fail with an error that says it is not allowed or not there."""
+    number = {"x86_64": 0, "aarch64": 1}[platform.machine()]
+    value = libc.syscall(arguments[0][number], *arguments[1:])
+    return None if value < 0 and ctypes.get_errno() in (1, 13, 38) else f"answers {value}, errno {ctypes.get_errno()}"
+
+def connects(family, address):
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(2)
+        client.connect(address)
+    return "connects"
+
+def opens(path, flags):
+    os.close(os.open(path, flags))
+    return path
+
+@holds("host file")
+def _():
+    return opens(SECRET, os.O_RDONLY)
+
+@holds("host listener")
+def _():
+    return connects(socket.AF_INET, ("127.0.0.1", PORT))
+
+@holds("abstract socket")
+def _():
+    return connects(socket.AF_UNIX, "\0" + ABSTRACT)
+
+@holds("system files")
+def _():
+    return opens("/usr/.canary", os.O_WRONLY | os.O_CREAT)
+
+@holds("root directory")
+def _():
+    return opens("/.canary", os.O_WRONLY | os.O_CREAT)
+
+@holds("kernel settings")
+def _():
+    return opens("/proc/sys/kernel/core_pattern", os.O_WRONLY)
+
+@holds("host processes")
+def _():
+    try:
+        os.kill(HOST_PID, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        return None if not ISOLATES_PIDS else "visible"
+    return "can be signalled"
+
+@holds("environment of the platform")
+def _():
+    if os.environ.get("RAY_ADDRESS") or os.environ.get("CONTINUUM_CANARY"):
+        return "own environment"
+    with open("/proc/1/environ", "rb") as environment:
+        return "environment of process 1" if environment.read(1) else None
+
+@holds("inherited descriptors")
+def _():
+    # Everything that is open is a pipe, /dev/null, or this list itself.
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+    strange = [link for link in links if not link.startswith(("pipe:", "/dev/null", "/proc/"))]
+    return strange or None
+
+@holds("root user")
+def _():
+    return "runs as uid 0" if os.getuid() == 0 else None
+
+@holds("new namespaces")
+def _():
+    return refused((272, 97), 0x10000000)
+
+@holds("keyrings")
+def _():
+    return refused((250, 219), 0, -3, 1)
+
+@holds("io_uring")
+def _():
+    return refused((425, 425), 1, ctypes.create_string_buffer(120))
+
+@holds("ptrace")
+def _():
+    return refused((101, 117), 0, 0, 0, 0)
+
+@holds("mounts")
+def _():
+    return refused((165, 40), b"none", b"/tmp", b"tmpfs", 0, None)
+
+@holds("vsock")
+def _():
+    with socket.socket(40, socket.SOCK_STREAM):
+        return "opens"
+
+with open("canary", "w") as own:
+    own.write("works")
+print("own workspace=" + ("held" if open("canary").read() == "works" else "OPEN cannot be written"))
+'''
+
+_NAMES = (
+    *("host file", "host listener", "abstract socket", "system files", "root directory", "kernel settings"),
+    *("host processes", "environment of the platform", "inherited descriptors", "root user", "new namespaces"),
+    *("keyrings", "io_uring", "ptrace", "mounts", "vsock", "own workspace"),
+)
+
+
+async def failures(
+    backend: Sandboxing,
+    launcher: LauncherClient,
+    workspaces: Workspaces,
+    limits: SandboxLimits,
+    *,
+    start_timeout_s: float,
+) -> list[str]:
+    """What `backend` does not hold here, or why it does not run at all; empty if it is fit for use."""
+    program = ProgramId(f"canary-{secrets.token_hex(8)}")
+    spec = SandboxSpec(
+        workspace=workspaces.ensure(DEFAULT_TENANT, program), uid=workspaces.uid(DEFAULT_TENANT, program), limits=limits
+    )
+    output = OutputLimits()
+    try:
+        sandbox = await LiveSandbox.start(launcher, backend.plan(spec), timeout_s=start_timeout_s)
+        try:
+            with _bait() as settings:
+                settings["ISOLATES_PIDS"] = backend.plan(spec).kill_scope is KillScope.NAMESPACE
+                code = "".join(f"{name} = {value!r}\n" for name, value in settings.items()) + _SCRIPT
+                probe = await sandbox.execute("python", {"code": code}, timeout_s=_TIMEOUT_S, grace_s=0, output=output)
+            shell = await sandbox.execute(
+                "shell", {"command": "echo works"}, timeout_s=_TIMEOUT_S, grace_s=0, output=output
+            )
+        finally:
+            await sandbox.close()
+    except SandboxUnavailable as exc:
+        return [exc.message]
+    finally:
+        await asyncio.to_thread(workspaces.delete, DEFAULT_TENANT, program)
+    found = _read(probe.stdout.text)
+    if probe.ending is not Ending.FINISHED or probe.exit_code != 0:
+        found.append(f"the probe did not finish: {probe.reason or probe.stderr.text[-500:]}")
+    if shell.stdout.text != "works\n":
+        found.append(f"the shell does not work: {shell.reason or shell.stderr.text[-500:]}")
+    return found
+
+
+def _read(printed: str) -> list[str]:
+    answers = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
+    return [f"{name}: {answers.get(name, 'no answer')}" for name in _NAMES if answers.get(name) != "held"]
+
+
+@contextmanager
+def _bait() -> Iterator[dict[str, object]]:
+    """Things on the host that a sandbox must not reach."""
+    abstract = f"continuum-canary-{secrets.token_hex(8)}"
+    with (
+        tempfile.NamedTemporaryFile(prefix="continuum-canary-") as secret,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as local,
+    ):
+        Path(secret.name).chmod(0o644)
+        local.bind("\0" + abstract)
+        local.listen()
+        yield {
+            "SECRET": secret.name,
+            "PORT": listener.getsockname()[1],
+            "ABSTRACT": abstract,
+            "HOST_PID": os.getpid(),
+        }
+
+
+def describe(found: list[str]) -> str:
+    """Failures on one line."""
+    return json.dumps(found) if len(found) != 1 else found[0]

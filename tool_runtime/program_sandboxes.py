@@ -1,0 +1,210 @@
+"""Programs and their sandboxes: at most one each, a bounded number alive, and honest news of state that was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agent_program.clock import Clock
+from agent_program.errors import Overloaded
+from agent_program.ids import ProgramId, TenantId
+from tool_runtime.config import ToolRuntimeSettings
+from tool_runtime.launcher_client import LauncherClient
+from tool_runtime.live_sandbox import LiveSandbox
+from tool_runtime.pool import SandboxView, idle_too_long, to_make_room
+from tool_runtime.sandbox import Ending, Execution, Sandboxing, SandboxSpec
+from tool_runtime.workspaces import Workspaces
+
+#: Tools that keep something between calls, which overlapping calls would tear apart.
+SESSION_TOOLS = frozenset({"shell", "python"})
+#: Programs without a live sandbox that are remembered, so that a lost session can be told; the oldest is forgotten.
+_PROGRAMS_REMEMBERED_MAX = 4096
+_RETRY_AFTER_S = 5.0
+
+
+class ProgramReleased(Exception):
+    """The program was released while a call of it waited."""
+
+
+class ProgramSandbox:
+    """One program's sandbox, or the place where it will be."""
+
+    def __init__(self, tenant_id: TenantId, program_id: ProgramId) -> None:
+        self.tenant_id = tenant_id
+        self.program_id = program_id
+        self.session_locks = {tool: asyncio.Lock() for tool in SESSION_TOOLS}
+        #: Held while the sandbox is started or closed.
+        self.changing = asyncio.Lock()
+        self.sandbox: LiveSandbox | None = None
+        self.busy = 0
+        self.last_used_s = 0.0
+        #: The program is over; nothing starts for it any more.
+        self.is_released = False
+        self._with_state: set[str] = set()
+        self._lost: set[str] = set()
+
+    def executed(self, tool: str, execution: Execution) -> None:
+        """Keep track of which sessions hold state after an execution."""
+        if execution.ending is not Ending.FINISHED:
+            self._with_state.discard(tool)  # its own result says so
+            self.all_state_lost()
+        if tool in SESSION_TOOLS:
+            self._with_state.discard(tool) if execution.session_lost else self._with_state.add(tool)
+
+    def all_state_lost(self) -> None:
+        """The sandbox, or every process in it, is gone."""
+        self._lost |= self._with_state
+        self._with_state.clear()
+
+    def take_news_of_lost_state(self, tool: str) -> bool:
+        """The tool's session was lost since its last call; True once."""
+        was_lost = tool in self._lost
+        self._lost.discard(tool)
+        return was_lost
+
+
+class ProgramSandboxes:
+    """Every program that this actor knows."""
+
+    def __init__(
+        self,
+        settings: ToolRuntimeSettings,
+        launcher: LauncherClient,
+        backend: Sandboxing,
+        workspaces: Workspaces,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        self._backend = backend
+        self._workspaces = workspaces
+        self._clock = clock
+        self._programs: OrderedDict[tuple[TenantId, ProgramId], ProgramSandbox] = OrderedDict()
+        self.started = 0
+        self.closed_for_room = 0
+
+    @property
+    def live(self) -> int:
+        """Sandboxes that are alive."""
+        return len(self._live())
+
+    def program(self, tenant_id: TenantId, program_id: ProgramId) -> ProgramSandbox:
+        """The program's entry, made if it is new."""
+        key = (tenant_id, program_id)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = ProgramSandbox(tenant_id, program_id)
+            self._forget_oldest()
+        self._programs.move_to_end(key)
+        return program
+
+    @asynccontextmanager
+    async def use(self, program: ProgramSandbox) -> AsyncIterator[LiveSandbox]:
+        """The program's sandbox, started if need be, and kept from being closed for room meanwhile.
+
+        Raises:
+            ProgramReleased: meanwhile the program ended.
+            SandboxUnavailable: it cannot be started.
+            Overloaded: as many sandboxes as may live are busy.
+        """
+        program.busy += 1
+        try:
+            async with program.changing:
+                if program.is_released:
+                    raise ProgramReleased
+                if program.sandbox is None or not program.sandbox.is_alive:
+                    await self._close(program)
+                    await self._make_room()
+                    program.sandbox = await self._start(program)
+                sandbox = program.sandbox
+            yield sandbox
+        finally:
+            program.busy -= 1
+            program.last_used_s = self._clock.now_s()
+
+    async def release(self, tenant_id: TenantId, program_id: ProgramId, *, delete_workspace: bool) -> None:
+        """Close the program's sandbox and forget the program; with `delete_workspace`, remove its files as well."""
+        program = self._programs.pop((tenant_id, program_id), None)
+        if program is not None:
+            program.is_released = True
+            async with program.changing:
+                await self._close(program)
+        if delete_workspace:
+            await asyncio.to_thread(self._workspaces.delete, tenant_id, program_id)
+
+    def tenants_of(self, program_id: ProgramId) -> list[TenantId]:
+        """The tenants under which a program of this id is known here."""
+        return [tenant_id for tenant_id, known_id in self._programs if known_id == program_id]
+
+    async def close_idle(self) -> None:
+        """Close what ran nothing for too long."""
+        due = idle_too_long(self._views(), now_s=self._clock.now_s(), ttl_s=self._settings.idle_sandbox_ttl_s)
+        for key in due:
+            await self._close_if_idle(self._programs[key])
+
+    async def close(self) -> None:
+        """Close every sandbox."""
+        await asyncio.gather(*(self._close(program) for program in self._programs.values()))
+        self._programs.clear()
+
+    async def _start(self, program: ProgramSandbox) -> LiveSandbox:
+        spec = SandboxSpec(
+            workspace=self._workspaces.ensure(program.tenant_id, program.program_id),
+            uid=self._workspaces.uid(program.tenant_id, program.program_id),
+            limits=self._settings.limits,
+        )
+        self.started += 1
+        return await LiveSandbox.start(
+            self._launcher,
+            self._backend.plan(spec),
+            timeout_s=self._settings.sandbox_start_timeout_s,
+            clock=self._clock,
+        )
+
+    async def _make_room(self) -> None:
+        while len(self._live()) >= self._settings.live_sandboxes_max:
+            key = to_make_room(self._views())
+            if key is None:
+                raise Overloaded("every sandbox is busy", retry_after_s=_RETRY_AFTER_S)
+            if await self._close_if_idle(self._programs[key]):
+                self.closed_for_room += 1
+
+    async def _close_if_idle(self, program: ProgramSandbox) -> bool:
+        # Marked busy for the time of closing: nobody else picks it, and a call that comes meanwhile waits and starts anew.
+        if program.busy or program.sandbox is None:
+            return False
+        program.busy += 1
+        try:
+            async with program.changing:
+                await self._close(program)
+        finally:
+            program.busy -= 1
+        return True
+
+    async def _close(self, program: ProgramSandbox) -> None:
+        sandbox, program.sandbox = program.sandbox, None
+        if sandbox is not None:
+            program.all_state_lost()
+            await sandbox.close()
+
+    def _live(self) -> list[ProgramSandbox]:
+        return [program for program in self._programs.values() if program.sandbox is not None]
+
+    def _views(self) -> list[SandboxView[tuple[TenantId, ProgramId]]]:
+        return [
+            SandboxView(key=key, is_busy=program.busy > 0, last_used_s=program.last_used_s)
+            for key, program in self._programs.items()
+            if program.sandbox is not None
+        ]
+
+    def _forget_oldest(self) -> None:
+        surplus = len(self._programs) - _PROGRAMS_REMEMBERED_MAX - self._settings.live_sandboxes_max
+        for key in list(self._programs):
+            if surplus <= 0:
+                return
+            program = self._programs[key]
+            if program.sandbox is None and not program.busy:
+                del self._programs[key]
+                surplus -= 1

@@ -1,0 +1,114 @@
+"""The sandbox port: what a backend must say about how it isolates a program, and what running something in one yields.
+
+A backend is a *plan maker*: it turns a `SandboxSpec` into a `SpawnPlan`, the command line and data that start the exec agent
+(`tool_runtime/inside/agent.py`) behind its walls. Everything after that is the same for all: the launcher starts the plan,
+`LiveSandbox` talks to the agent, the probes try to get out. Adding a backend adds one plan maker, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from tool_runtime.config import SandboxLimits
+
+#: Where a program finds its workspace, in every backend that has a filesystem of its own.
+WORKSPACE_INSIDE = "/workspace"
+
+
+class KillScope(StrEnum):
+    """What one SIGKILL by the agent reaches."""
+
+    #: The sandbox has a pid namespace: `kill(-1)` ends everything in it.
+    NAMESPACE = "namespace"
+    #: It has none: the launcher kills the agent's descendants, and the sandbox ends with them.
+    DESCENDANTS = "descendants"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxSpec:
+    """One sandbox that is wanted."""
+
+    #: The program's workspace on the host.
+    workspace: Path
+    #: User and group that the sandbox runs as; None for the platform's own, where that is not root.
+    uid: int | None
+    limits: SandboxLimits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpawnPlan:
+    """What the launcher needs to start a sandbox. `{fd:NAME}` in `argv` and `extra_args` stands for a descriptor."""
+
+    executable: str
+    #: `argv[0]` is what the program sees as its own name: nothing of the host's paths.
+    argv: tuple[str, ...]
+    #: Given through the descriptor `{fd:args}`, NUL-separated: it keeps them out of the process list.
+    extra_args: tuple[str, ...] = ()
+    #: Contents of read-only memory files, by the name that `{fd:NAME}` uses. `control` is reserved for the agent's socket.
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    uid: int | None = None
+    kill_scope: KillScope = KillScope.NAMESPACE
+
+
+class Sandboxing(Protocol):
+    """A backend."""
+
+    @property
+    def name(self) -> str:
+        """As in the settings and in `/readyz`."""
+        ...
+
+    @property
+    def isolates(self) -> bool:
+        """Probes must pass before anything runs in it. Only `unsafe_local` says no."""
+        ...
+
+    def plan(self, spec: SandboxSpec) -> SpawnPlan:
+        """How to start a sandbox for `spec`. Starts nothing."""
+        ...
+
+    def workspace_inside(self, spec: SandboxSpec) -> str:
+        """The path by which a program sees its workspace."""
+        ...
+
+
+class Ending(StrEnum):
+    """Why an execution is over."""
+
+    FINISHED = "finished"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    #: It printed more than may be printed.
+    OUTPUT_LIMIT = "output_limit"
+    #: The sandbox died under it, or was killed because of another call.
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundedText:
+    """A stream's head and tail."""
+
+    text: str = ""
+    #: Bytes that were dropped between the two.
+    truncated_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """What running something in a sandbox came to."""
+
+    ending: Ending
+    exit_code: int | None
+    stdout: BoundedText
+    stderr: BoundedText
+    duration_s: float
+    #: The kept shell or Python that ran it is gone, and its variables with it.
+    session_lost: bool = False
+    #: Why, where `ending` needs a reason: what the sandbox said as it died, or what could not be started.
+    reason: str = ""

@@ -1,0 +1,36 @@
+"""No isolation at all: tools run as the platform's own user, with its files and its network.
+
+For a developer who trusts the programs, and only when the settings name it. It is also what the probes are tried against: a
+probe that reports nothing here would report nothing anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tool_runtime.bubblewrap import agent_command
+from tool_runtime.sandbox import KillScope, SandboxSpec, SpawnPlan
+
+
+class UnsafeLocal:
+    """Programs run as they are."""
+
+    name = "unsafe_local"
+    isolates = False
+
+    def __init__(self, python: Path) -> None:
+        self._python = python
+
+    def plan(self, spec: SandboxSpec) -> SpawnPlan:
+        package_root = str(Path(__file__).resolve().parent.parent)
+        return SpawnPlan(
+            executable=str(self._python),
+            argv=agent_command(self._python, package_root, spec.limits, KillScope.DESCENDANTS),
+            environment={"PATH": os.defpath, "HOME": str(spec.workspace), "LANG": "C.UTF-8", "TERM": "dumb"},
+            cwd=str(spec.workspace),
+            kill_scope=KillScope.DESCENDANTS,
+        )
+
+    def workspace_inside(self, spec: SandboxSpec) -> str:
+        return str(spec.workspace)
