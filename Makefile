@@ -12,7 +12,6 @@ export VLLM_NO_USAGE_STATS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST := $(BIN)/python -m pytest
-CHECKED := agent_program continuum_router engine_replicas tool_runtime deployments benchmarks tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test check unit integration adversarial fmt lock clean
@@ -33,8 +32,8 @@ test: setup check ## check, then every test
 	$(PYTEST)
 
 check: setup ## style, types, import borders
-	$(BIN)/ruff check $(CHECKED)
-	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PYTEST) -q tests/architecture
@@ -49,8 +48,8 @@ adversarial: setup ## the tests that attack it
 	$(PYTEST) tests/adversarial
 
 fmt: setup ## format, and fix what can be fixed mechanically
-	$(BIN)/ruff check --fix-only --quiet $(CHECKED)
-	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
 
 lock: ## resolve requirements/cpu.in into requirements/cpu.lock
 	@scripts/lock.sh

@@ -9,10 +9,10 @@
 *Filter.* Replicas fall into three tiers: open, full (it works on as many turns as Serve lets it), draining. The best tier
 that has a replica is used, so that a program is placed as long as any replica lives.
 
-*Score.* Load, in turns (see `LoadWeights`). A report is up to a period old, so the router adds what it sent since: a turn
-counts as unseen until the second report after it, because the first may have been under way when the turn was sent. The
-sum of reported and unseen turns and the router's own count of turns in flight are two estimates of one number; the larger
-is used. Bound programs count for themselves: a program whose tool runs has no turn anywhere and will come back.
+*Score.* Load, in turns (see `LoadWeights`). Of a replica's turns the router knows its own exactly, and those of other routers from
+the last report: what was reported, less its own turns in flight when the report came. So what it sent since counts at once, what
+ended counts no longer, and what a report missed because it was under way is at most a period late. Bound programs count for
+themselves: a program whose tool runs has no turn anywhere and will come back.
 
 *Pick.* Loads are rounded to 1/64 turn; among equals a seeded hash of the program decides, so that many routers that see the
 same views do not all favour the same replica, and the same history gives the same placements.
@@ -74,28 +74,28 @@ _Rank = tuple[_Tier, int]
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A live replica: its view and what this router did since it was made."""
+    """A live replica: its view and what this router did there."""
 
     view: ReplicaView
-    #: When turns last went from unseen to unseen before, and from there to seen.
-    shifted_s: float
+    #: When the view came.
+    reported_s: float
+    #: Turns of other routers, as of the view.
+    others: int
     #: Programs that this router knows to be bound to it.
     programs: int = 0
     #: Turns that this router sent and that have not ended.
     in_flight: int = 0
-    #: Turns sent since the last report, and between the two reports before it.
-    unseen: int = 0
-    unseen_before: int = 0
     rank: _Rank = (_Tier.OPEN, 0)
     #: Where it stands in its bucket.
     position: int = -1
 
     @property
     def turns(self) -> int:
-        return max(self.view.waiting + self.view.running + self.unseen + self.unseen_before, self.in_flight)
+        return self.others + self.in_flight
 
-    def shift_unseen(self, now_s: float) -> None:
-        self.unseen_before, self.unseen, self.shifted_s = self.unseen, 0, now_s
+    def report(self, view: ReplicaView, now_s: float) -> None:
+        self.view, self.reported_s = view, now_s
+        self.others = max(0, view.waiting + view.running - self.in_flight)
 
 
 def load_turns(view: ReplicaView, *, turns: int, programs: int, weights: LoadWeights) -> float:
@@ -111,10 +111,11 @@ class Fleet:
     remembered to tell "gone" from "not heard of yet".
     """
 
-    def __init__(self, *, weights: LoadWeights, seed: int, quarantine_s: float) -> None:
+    def __init__(self, *, weights: LoadWeights, seed: int, quarantine_s: float, report_period_s: float) -> None:
         self._weights = weights
         self._seed = seed
         self._quarantine_s = quarantine_s
+        self._report_period_s = report_period_s
         self._slots: dict[ReplicaId, _Slot] = {}
         self._buckets: dict[_Rank, list[_Slot]] = {}
         self._heap: list[_Rank] = []
@@ -134,11 +135,10 @@ class Fleet:
             slot = self._slots.get(replica_id)
             if slot is None:
                 self._lost_until_s.pop(replica_id, None)
-                self._slots[replica_id] = slot = _Slot(view=view, shifted_s=now_s)
+                self._slots[replica_id] = slot = _Slot(view=view, reported_s=now_s, others=view.waiting + view.running)
                 self._enter(slot)
-            elif view != slot.view:
-                slot.view = view
-                slot.shift_unseen(now_s)
+            elif view != slot.view or now_s - slot.reported_s >= self._report_period_s:
+                slot.report(view, now_s)  # an equal view after a period is a new report that says the same
                 self._rerank(slot)
         return added
 
@@ -157,7 +157,6 @@ class Fleet:
         """A turn was sent to the replica. Nothing happens for a replica that is gone."""
         if slot := self._slots.get(replica_id):
             slot.in_flight += 1
-            slot.unseen += 1
             self._rerank(slot)
 
     def turn_ended(self, replica_id: ReplicaId) -> None:
@@ -165,13 +164,6 @@ class Fleet:
         if slot := self._slots.get(replica_id):
             slot.in_flight = max(0, slot.in_flight - 1)
             self._rerank(slot)
-
-    def age(self, *, now_s: float, period_s: float) -> None:
-        """A replica whose report has not changed for `period_s` has reported what was sent before: no change to speak of."""
-        for slot in self._slots.values():
-            if (slot.unseen or slot.unseen_before) and now_s - slot.shifted_s >= period_s:
-                slot.shift_unseen(now_s)
-                self._rerank(slot)
 
     def set_programs(self, replica_id: ReplicaId, programs: int) -> None:
         """So many programs are bound to the replica, as far as this router knows."""

@@ -9,8 +9,9 @@
 A proposal counts as a bound program from the moment it is made, so that programs that arrive together, all waiting for the
 store, spread over the replicas; and so that requests of one new program that arrive together propose the same replica.
 
-While the store is away it is asked once per retry period, and every binding decided meanwhile is offered to it when it is
-back, first binding wins: a program that two processes bound differently in the meantime settles on one replica then.
+While the store is away it is asked once per retry period. When it is back it is offered every binding known here, first binding
+wins: what was decided meanwhile, and what it held before, for it may have come back empty. A program that two processes bound
+differently in the meantime settles on one replica then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from agent_program.clock import Clock
@@ -56,17 +58,19 @@ class ProgramRouter:
         self._settings = settings
         self._clock = clock
         self.fleet = Fleet(
-            weights=settings.weights, seed=settings.seed, quarantine_s=settings.lost_replica_quarantine_s
+            weights=settings.weights,
+            seed=settings.seed,
+            quarantine_s=settings.lost_replica_quarantine_s,
+            report_period_s=settings.routing_stats_period_s,
         )
         self._table = ProgramTable(
             capacity=settings.programs_cached_max, ttl_s=settings.binding_ttl_s, now_s=clock.now_s()
         )
         self._store_away_until_s: float | None = None
-        #: Programs bound here that the store has not confirmed because it was away; no more than the table holds.
+        #: Programs whose binding is to be offered to the store; no more than the table holds.
         self._unconfirmed: dict[ProgramId, None] = {}
         self._replicas_changed = asyncio.Event()
         self._reconciling: asyncio.Task[None] | None = None
-        self._aged_s = clock.now_s()
 
     # Replicas
 
@@ -95,18 +99,16 @@ class ProgramRouter:
 
     @property
     def unconfirmed_count(self) -> int:
-        """How many bindings made here wait for the store to come back."""
+        """How many bindings known here are still to be offered to the store."""
         return len(self._unconfirmed)
 
     def place_unbound(self, key: str) -> Placement | None:
         """The replica for a request of no program; `key` breaks ties. None when no replica lives."""
-        self._housekeep()
         replica_id = self.fleet.choose(key)
         return None if replica_id is None else Placement(replica_id=replica_id, reason=Reason.UNBOUND)
 
     async def place(self, program_id: ProgramId, intent: Intent = Intent.BIND) -> Placement | None:
         """The replica for a request of the program. None when no replica lives. Never raises for an absent store."""
-        self._housekeep()
         if (replica_id := self._fresh_copy(program_id)) is not None:
             return Placement(replica_id=replica_id, reason=Reason.BOUND)
         if not len(self.fleet):
@@ -217,6 +219,7 @@ class ProgramRouter:
         if self._store_away_until_s is not None:
             logger.info("the binding store is back", extra={"action": "store_back"})
             self._store_away_until_s = None
+            self._offer(self._table.programs())
         return answer
 
     # Without the store
@@ -227,14 +230,17 @@ class ProgramRouter:
             return None
         replica_id, _ = proposal
         self._note(program_id, replica_id, confirmed_s=None)
-        if len(self._unconfirmed) < self._settings.programs_cached_max:
-            self._unconfirmed[program_id] = None
-        if self._reconciling is None or self._reconciling.done():
-            self._reconciling = asyncio.create_task(self._reconcile_until_done())
+        self._offer([program_id])
         return Placement(replica_id=replica_id, reason=reason)
 
+    def _offer(self, program_ids: Iterable[ProgramId]) -> None:
+        room = self._settings.programs_cached_max - len(self._unconfirmed)
+        self._unconfirmed.update(dict.fromkeys(islice(program_ids, room)))
+        if self._unconfirmed and (self._reconciling is None or self._reconciling.done()):
+            self._reconciling = asyncio.create_task(self._reconcile_until_done())
+
     async def reconcile(self) -> bool:
-        """Offer the store every binding that was decided without it; returns whether it took them all."""
+        """Offer the store the bindings that it may not know; returns whether it took them all."""
         for program_id in list(self._unconfirmed):
             if self._table.get(program_id) is None:
                 self._unconfirmed.pop(program_id, None)
@@ -277,9 +283,3 @@ class ProgramRouter:
 
     def _recount(self, replica_id: ReplicaId) -> None:
         self.fleet.set_programs(replica_id, self._table.programs_on(replica_id))
-
-    def _housekeep(self) -> None:
-        now_s, period_s = self._clock.now_s(), self._settings.routing_stats_period_s
-        if now_s - self._aged_s >= period_s:
-            self._aged_s = now_s
-            self.fleet.age(now_s=now_s, period_s=2 * period_s)

@@ -11,7 +11,9 @@ Forgetting is safe: the store remembers.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from agent_program.ids import ProgramId, ReplicaId
 
@@ -72,9 +74,9 @@ class ProgramTable:
         """How many of the known programs are bound to the replica."""
         return self._young.per_replica[replica_id] + self._old.per_replica[replica_id]
 
-    def replicas(self) -> set[ReplicaId]:
-        """The replicas that any known program is bound to, dead or alive."""
-        return set(self._young.per_replica) | set(self._old.per_replica)
+    def programs(self) -> Iterator[ProgramId]:
+        """The known programs, the recently used ones first. The table must not change while this is iterated."""
+        return chain(self._young.entries, self._old.entries)
 
     def get(self, program_id: ProgramId) -> Entry | None:
         """The program's entry, which counts as a use of it."""

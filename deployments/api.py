@@ -8,7 +8,7 @@ answer; what programs do is in `program_service.py`, what chat does in `chat_api
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -18,6 +18,7 @@ from agent_program.errors import InvalidRequest, Overloaded, ProgramNotFound
 from agent_program.ids import parse_program_id
 from agent_program.tool_events import ToolEvent
 from deployments.chat_api import ChatApi
+from deployments.explanation import Explainer
 from deployments.health import Health
 from deployments.http_body import read_json
 from deployments.http_errors import install_error_handlers
@@ -37,8 +38,6 @@ class ProgramEngine(Protocol):
 
     async def tool_event(self, event: ToolEvent) -> None: ...
 
-    async def explain(self, program_id: str) -> Mapping[str, Any]: ...
-
     async def release(self, program_id: str) -> None: ...
 
 
@@ -51,6 +50,7 @@ class Api:
         programs: ProgramService,
         chat: ChatApi,
         engine: ProgramEngine,
+        explainer: Explainer,
         tools: ToolCatalog,
         health: Health,
         model: str,
@@ -59,6 +59,7 @@ class Api:
         self._programs = programs
         self._chat = chat
         self._engine = engine
+        self._explainer = explainer
         self._tools = tools
         self._health = health
         self._model = model
@@ -152,8 +153,7 @@ class Api:
         try:
             await self._programs.delete(program_id)
         except ProgramNotFound:
-            explained = await self._engine.explain(program_id)
-            if not explained.get("is_known"):
+            if (await self._explainer.explain(parse_program_id(program_id))).latest is None:
                 raise
             await self._engine.release(program_id)
         return JSONResponse({"id": program_id, "object": "program.deleted", "deleted": True})
@@ -187,16 +187,21 @@ class Api:
 
     async def explain(self, program_id: str) -> Response:
         """Why the program's KV was kept or dropped, and where the program is."""
-        parse_program_id(program_id)
+        explained = await self._explainer.explain(parse_program_id(program_id))
         try:
             record: dict[str, Any] | None = (await self._programs.get(program_id)).to_wire()
         except ProgramNotFound:
             record = None
-        scheduler = await self._engine.explain(program_id)
-        if record is None and not scheduler.get("is_known"):
+        if record is None and explained.latest is None:
             raise ProgramNotFound(f"no program {program_id!r}", param="program_id")
         return JSONResponse(
-            {"object": "program.explanation", "id": program_id, "program": record, "scheduler": dict(scheduler)}
+            {
+                "object": "program.explanation",
+                "id": program_id,
+                "program": record,
+                "scheduler": explained.latest,
+                "earlier_replicas": explained.earlier,
+            }
         )
 
     # Tools

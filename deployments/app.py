@@ -5,9 +5,9 @@
        ├────────────────────────► EngineReplica, ToolActor, EmbeddedStore (chat, readiness, metrics)
        └── EmbeddedStore only where no `store.redis_url` is set
 
-    serve run deployments.app:build_app engine.max_model_len=4096
-    serve deploy serve_config.yaml
-    serve build deployments.app:app -o serve_config.generated.yaml
+    serve run deployments.app:build_app              every setting at its default
+    serve deploy serve_config.yaml                   settings as `args`
+    serve build deployments.app:app                  for those who want every deployment's options in one file
 
 This module must not postpone the evaluation of annotations: Serve reads `build_app`'s to find the settings model, and
 validates with it what it passes.
@@ -17,8 +17,10 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application, Deployment
+from ray.serve.config import BackpressureConfig
 
 from continuum_router.ray_router import router_config
+from deployments.fleet import ENGINE_PART
 from deployments.served import ServedEngine, ServedIngress, ServedRunner, ServedStore, ServedTools
 from deployments.settings import PlatformSettings
 from engine_replicas.engine_config import Device, TensorParallelExecutor
@@ -34,7 +36,7 @@ def build_app(settings: PlatformSettings) -> Application:
     engine = _engine(settings).bind(settings)
     tools = _tools(settings).bind(settings)
     runner = _service(settings, RUNNER, ServedRunner, settings.replicas.runner).bind(settings, engine, tools)
-    parts = {"engine": engine, "tools": tools, "runner": runner}
+    parts = {ENGINE_PART: engine, "tools": tools, "runner": runner}
     if settings.store.is_embedded:
         parts["embedded_store"] = _service(settings, STORE, ServedStore, 1).bind(settings.store)
     return _ingress(settings).bind(settings, engine, parts)
@@ -66,8 +68,11 @@ def _engine_resources(settings: PlatformSettings) -> dict[str, Any]:
         return {"ray_actor_options": _given(actor)}
     if engine.tensor_parallel_executor is TensorParallelExecutor.RAY:
         bundle = {"CPU": replicas.engine_cpus, "GPU": 1.0}
+        if replicas.engine_gpu_type is not None:
+            # In a group the bundles choose the node; an actor option would ask for what no bundle holds.
+            bundle[f"accelerator_type:{replicas.engine_gpu_type}"] = 0.001
         return {
-            "ray_actor_options": _given({**actor, "memory": None, "num_gpus": 0}),
+            "ray_actor_options": {"num_cpus": replicas.engine_cpus, "num_gpus": 0},
             "placement_group_bundles": [bundle] * engine.tensor_parallel_size,
             "placement_group_strategy": "STRICT_PACK",
         }
@@ -104,6 +109,9 @@ def _ingress(settings: PlatformSettings) -> Deployment:
         name=INGRESS,
         num_replicas=replicas.ingress,
         max_ongoing_requests=replicas.requests_per_ingress_max,
+        # So many more may wait in each proxy; then it answers 429 itself.
+        max_queued_requests=replicas.requests_per_ingress_max,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         ray_actor_options={"num_cpus": replicas.service_cpus},
         **_health_options(settings),
     )(serve.ingress()(ServedIngress))

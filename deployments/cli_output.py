@@ -74,29 +74,31 @@ def program_duration_s(program: Json) -> float | None:
     return None if finished is None else finished - program["created_at"]
 
 
-def program_table(programs: Sequence[Json], *, title: str | None = None) -> Table:
+def program_table(programs: Sequence[Json]) -> Table:
     """One row a program."""
-    table = Table(title=title, box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("program", no_wrap=True)
-    for column in ("state", "why"):
-        table.add_column(column)
-    for column in ("turns", "tool time", "prompt", "KV reused", "output"):
+    table.add_column("state")
+    for column in ("turns", "tools", "prompt", "reused", "age"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
     for program in programs:
         usage = program["usage"]
         table.add_row(
             program["id"],
-            styled_state(program["state"]),
-            program.get("end_reason") or program.get("current_tool") or "",
+            state_and_why(program),
             str(program["turns"]),
             seconds(program["tool_seconds"]),
             str(usage["prompt_tokens"]),
             f"{reused_share(usage):.0%}",
-            str(usage["output_tokens"]),
             _age(program["created_at"]),
         )
     return table
+
+
+def state_and_why(program: Json) -> Text:
+    """`completed max_turns`, `waiting_tool shell`, `running`."""
+    why = program.get("end_reason") or program.get("current_tool") or ""
+    return Text.assemble(styled_state(program["state"]), f" {why}".rstrip())
 
 
 def program_details(program: Json) -> Table:

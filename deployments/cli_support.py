@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -14,9 +15,19 @@ from deployments.rest_client import ClientError, RequestRefused, RestClient, Ser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
+#: Columns where there is no terminal: a table in a log or a pipe need not fit 80.
+PIPE_COLUMNS = 200
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that wraps nothing where no terminal wraps it."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if stream.isatty() else PIPE_COLUMNS)
+
+
 #: Results go to stdout, everything said about them to stderr: `--json` output stays clean in a pipe.
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = console()
+err = console(stderr=True)
 
 
 class ExitCode(IntEnum):

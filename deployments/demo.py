@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from agent_program.errors import PlatformError
 from agent_program.states import FINAL_STATES
 from deployments.cli_output import print_json
+from deployments.cli_support import console, out
 from deployments.demo_view import ProgressView, label, summary_table, totals
 from deployments.environment import prepare_environment
 from deployments.rest_client import ClientError, RestClient
@@ -34,9 +35,8 @@ MAX_SECONDS = 300.0
 POLL_S = 0.5
 
 INSTRUCTIONS = (
-    "You are a careful agent that works in a sandbox. You have a workspace, which is the current directory, and no network. "
-    "In every step, call one of your tools with short arguments. Look at what the tool answered before you call the next. "
-    "Never repeat a call that has already succeeded."
+    "You work in a sandbox: your workspace is the current directory, and there is no network. In every step you call one tool "
+    "with short arguments. You do the steps of the task in their order, one in each turn, and never repeat a step."
 )
 
 
@@ -62,21 +62,20 @@ class Task:
                 "max_seconds": MAX_SECONDS,
                 "tool_timeout_s": 20,
             },
-            # Without the penalty, a small model repeats its first call in every turn.
-            "sampling": {"temperature": 0.8, "repetition_penalty": 1.15},
+            "sampling": {"temperature": 0.3},
             "metadata": {"name": self.name},
         }
 
 
 TASKS = (
-    Task(name="disk", task="Find out how much disk space is free. Use df.", tools=("shell",), max_turns=4),
-    Task(name="system", task="Find out which Linux this is. Use uname.", tools=("shell",), max_turns=5),
-    Task(name="dates", task="What is the date today? Use the date command.", tools=("shell", "python"), max_turns=5),
-    Task(name="sum", task="Compute (1 + 100) * 50.", tools=("python",), max_turns=4),
-    Task(name="powers", task="Compute 2 to the power of 10, then of 20.", tools=("python",), max_turns=5),
-    Task(name="hello", task="Write the word hello to hello.txt.", tools=("write_file", "read_file"), max_turns=4),
-    Task(name="fruit", task="Write the word apple to fruit.txt, then list the files.", tools=("write_file", "list_files"), max_turns=5),
-    Task(name="words", task="Count the words of the sentence: the quick brown fox.", tools=("shell",), max_turns=4),
+    Task(name="disk", task="1. Run df -h\n2. Run du -sh .\n3. Run ls -la", tools=("shell",), max_turns=4),
+    Task(name="system", task="1. Run uname -a\n2. Run nproc\n3. Run uptime\n4. Run env", tools=("shell",), max_turns=5),
+    Task(name="folders", task="1. Run mkdir notes\n2. Run ls\n3. Run find .", tools=("shell",), max_turns=4),
+    Task(name="clock", task="What is the date today? Use the date command.", tools=("shell", "python"), max_turns=5),
+    Task(name="sum", task="Compute (1 + 100) * 50 with Python.", tools=("python",), max_turns=4),
+    Task(name="files", task="List the files in the current directory.", tools=("list_files",), max_turns=5),
+    Task(name="hello", task="Write the word hello to hello.txt.", tools=("write_file",), max_turns=4),
+    Task(name="pause", task="1. Run date\n2. Run sleep 2\n3. Run date", tools=("shell",), max_turns=5),
 )
 
 
@@ -94,14 +93,14 @@ def demo_settings(directory: Path) -> PlatformSettings:
     )
 
 
-def run_demo(url: str, tasks: Sequence[Task], *, console: Console) -> list[dict[str, Any]]:
+def run_demo(url: str, tasks: Sequence[Task], *, screen: Console) -> list[dict[str, Any]]:
     """Submit the tasks at once, follow them to their ends, and return the program objects.
 
     Raises:
         DemoFailed: a program was still going long after its own time limit.
         ClientError: the platform refused a program or stopped answering.
     """
-    with RestClient(url) as client, ProgressView(console) as view:
+    with RestClient(url) as client, ProgressView(screen) as view:
         ids = [client.submit(task.submission())["id"] for task in tasks]
         deadline_s = time.monotonic() + MAX_SECONDS + 60
         while True:
@@ -129,7 +128,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print the finished programs as JSON at the end.")] = False,
 ) -> None:
     """Run several agent programs on a private platform and show what happened."""
-    console = Console(highlight=False, stderr=as_json)
+    screen = console(stderr=as_json)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     prepare_environment()
     from deployments.local_platform import ListenOn, PlatformStartError, local_platform
@@ -138,29 +137,29 @@ def main(
     started_s = time.monotonic()
 
     def say(stage: str) -> None:
-        console.print(f"[dim]{time.monotonic() - started_s:5.0f} s[/dim]  {stage} …")
+        screen.print(f"[dim]{time.monotonic() - started_s:5.0f} s[/dim]  {stage} …")
 
-    say("preparing the model (converted once per machine)")
-    prepare()
     try:
+        say("preparing the model (converted once per machine)")
+        prepare()
         with tempfile.TemporaryDirectory(prefix="continuum-demo-", ignore_cleanup_errors=True) as directory:
             listen = ListenOn(port=0)
             with local_platform(demo_settings(Path(directory)), listen, on_stage=say) as url:
                 say(f"{url} is ready; submitting {programs} programs")
-                finished = run_demo(url, TASKS[:programs], console=console)
-    except (PlatformStartError, DemoFailed, ClientError) as error:
-        console.print(f"the demo failed: {error}", style="bold red", markup=False)
+                finished = run_demo(url, TASKS[:programs], screen=screen)
+    except (PlatformStartError, PlatformError, DemoFailed, ClientError) as error:
+        screen.print(f"the demo failed: {error}", style="bold red", markup=False)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        console.print("interrupted; everything is stopped")
+        screen.print("interrupted; everything is stopped")
         raise typer.Exit(130) from None
 
-    console.print(summary_table(finished))
-    console.print(totals(finished), markup=False)
+    screen.print(summary_table(finished))
+    screen.print(totals(finished), markup=False)
     if as_json:
-        print_json(Console(file=sys.stdout), finished)
+        print_json(out, finished)
     if lines := failures(finished):
-        console.print("\n".join(lines), style="bold red", markup=False)
+        screen.print("\n".join(lines), style="bold red", markup=False)
         raise typer.Exit(1)
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-from deployments.cli_output import counts, program_duration_s, reused_share, seconds, styled_state
+from deployments.cli_output import counts, program_duration_s, reused_share, seconds, state_and_why, styled_state
 
 Json = Mapping[str, Any]
 
@@ -46,10 +45,10 @@ def live_table(programs: Sequence[Json]) -> Table:
 
 def summary_table(programs: Sequence[Json]) -> Table:
     """What every program did and what its KV was worth."""
-    table = Table(title="what happened", header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("program", no_wrap=True)
     table.add_column("ended")
-    for column in ("turns", "tool time", "prompt", "reused", "recomputed", "output"):
+    for column in ("turns", "tools", "prompt", "reused", "recomputed", "output"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("leases")
     table.add_column("took", justify="right", no_wrap=True)
@@ -57,7 +56,7 @@ def summary_table(programs: Sequence[Json]) -> Table:
         usage = program["usage"]
         table.add_row(
             label(program),
-            Text.assemble(styled_state(program["state"]), f" {program['end_reason'] or ''}"),
+            state_and_why(program),
             str(program["turns"]),
             seconds(program["tool_seconds"]),
             str(usage["prompt_tokens"]),

@@ -1,6 +1,6 @@
 """The rest of the platform as the REST API sees it: one call to every replica of a deployment at once.
 
-For readiness and metrics only; turns and tools go through `ray_clients.py`.
+For readiness, metrics and explanations only; turns and tools go through `ray_clients.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Any, Protocol
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+
+#: The part that the API asks by name.
+ENGINE_PART = "engine"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +40,8 @@ class Fleet(Protocol):
         """Their names, in the order in which people want to read them."""
         ...
 
-    async def ask(self, part: str, method: str, *, timeout_s: float) -> PartAnswer:
-        """Call a method without arguments on every replica of a part. Never raises for what a replica does."""
+    async def ask(self, part: str, method: str, *arguments: Any, timeout_s: float) -> PartAnswer:
+        """Call a method on every replica of a part. Never raises for what a replica does."""
         ...
 
 
@@ -52,10 +55,12 @@ class RayFleet:
     def parts(self) -> Sequence[str]:
         return tuple(self._handles)
 
-    async def ask(self, part: str, method: str, *, timeout_s: float) -> PartAnswer:
+    async def ask(self, part: str, method: str, *arguments: Any, timeout_s: float) -> PartAnswer:
         try:
             results = (
-                await self._handles[part].broadcast(method).results_async(timeout_s=timeout_s, return_exceptions=True)
+                await self._handles[part]
+                .broadcast(method, *arguments)
+                .results_async(timeout_s=timeout_s, return_exceptions=True)
             )
         except TimeoutError:
             return PartAnswer(answers=(), faults=(f"no answer within {timeout_s:g} s",))

@@ -162,7 +162,7 @@ def _protect_the_clean_up(stack: contextlib.ExitStack) -> None:
     While Serve ends, a thread of Ray's prints to stdout that Serve's controller has ended. That is no error, it is in Ray's
     logs, and a caller's stdout may be JSON.
     """
-    stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+    stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: SIM115  the stack closes it
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     adopt_orphans()

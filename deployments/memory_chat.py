@@ -27,8 +27,6 @@ class ScriptedChat:
         self.aborted: list[bool] = []
         self.events: list[ToolEvent] = []
         self.released: list[str] = []
-        #: What `explain` knows, by program.
-        self.explanations: dict[str, Mapping[str, Any]] = {}
 
     @asynccontextmanager
     async def chat(
@@ -61,19 +59,16 @@ class ScriptedChat:
     async def release(self, program_id: str) -> None:
         self.released.append(program_id)
 
-    async def explain(self, program_id: str) -> Mapping[str, Any]:
-        return self.explanations.get(program_id, {"is_known": False})
-
 
 class TableFleet:
-    """`Fleet` whose answers are given: (part, method) → answer."""
+    """`Fleet` whose answers are given: (part, method, arguments ...) → answer."""
 
-    def __init__(self, answers: Mapping[tuple[str, str], PartAnswer]) -> None:
+    def __init__(self, answers: Mapping[tuple[str, ...], PartAnswer]) -> None:
         self.answers = dict(answers)
 
     @property
     def parts(self) -> Sequence[str]:
-        return tuple(dict.fromkeys(part for part, _ in self.answers))
+        return tuple(dict.fromkeys(part for part, *_ in self.answers))
 
-    async def ask(self, part: str, method: str, *, timeout_s: float) -> PartAnswer:
-        return self.answers[part, method]
+    async def ask(self, part: str, method: str, *arguments: Any, timeout_s: float) -> PartAnswer:
+        return self.answers[(part, method, *arguments)]

@@ -59,7 +59,7 @@ class EngineClient(Protocol):
 
         Raises:
             ReplicaLost: the replica died; the turn may run again elsewhere.
-            Unavailable: no replica took the turn.
+            Unavailable, Overloaded: no replica took the turn.
             ContextOverflow: the conversation is longer than the model's context.
             TurnFailed: the engine answered with an error.
         """

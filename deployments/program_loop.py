@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from agent_program.clock import Clock
-from agent_program.errors import PlatformError, StoreUnavailable, Unavailable
+from agent_program.errors import Overloaded, PlatformError, StoreUnavailable, Unavailable
 from agent_program.ids import ProgramId, TenantId, ToolKey
 from agent_program.states import ProgramState
 from deployments.journal import Claim, Journal, StoredProgram
@@ -146,7 +146,7 @@ class ProgramLoop:
             return None
         except ContextOverflow as error:
             return _failed(EndReason.CONTEXT_OVERFLOW, error)
-        except Unavailable as error:
+        except (Unavailable, Overloaded) as error:
             return _failed(EndReason.ENGINE_UNAVAILABLE, error)
         except PlatformError as error:
             return _failed(EndReason.TURN_FAILED, error)
@@ -161,7 +161,7 @@ class ProgramLoop:
                 return await self._engine.run_turn(action.body, action.hints)
             except ReplicaLost:
                 raise
-            except Unavailable as error:
+            except (Unavailable, Overloaded) as error:
                 now_s = self._clock.now_s()
                 if refused_since_s is None:
                     refused_since_s = now_s

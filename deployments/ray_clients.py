@@ -3,6 +3,7 @@ router keeps programs on their replicas by; Serve does not carry it from one hop
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from agent_program.errors import EngineUnavailable, InvalidRequest, PlatformError, TurnFailed
+from agent_program.errors import EngineUnavailable, InvalidRequest, PlatformError, TurnFailed, Unavailable
 from agent_program.ids import ProgramId
 from agent_program.tool_events import ToolEvent
 from agent_program.turn import TurnHints
@@ -21,6 +22,8 @@ from engine_replicas.turn_stream import TurnClosed, TurnOpened
 from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
 
 logger = logging.getLogger(__name__)
+
+_ADVICE_TIMEOUT_S = 10.0
 
 TurnItem = TurnOpened | str | TurnClosed
 
@@ -84,26 +87,10 @@ class RayEngineClient:
         )
 
     async def tool_event(self, event: ToolEvent) -> None:
-        await self._advise(event.program_id, "tool_event", event)
+        await _advise(self._handle, event.program_id, "tool_event", event)
 
     async def release(self, program_id: str) -> None:
-        await self._advise(program_id, "release_program", program_id)
-
-    async def explain(self, program_id: str) -> dict[str, Any]:
-        """What the scheduler of the program's replica says about it."""
-        with translated_ray_errors(lost=ReplicaLost, what="the engine replica"):
-            explained: dict[str, Any] = await self._bound(program_id, "explain").remote(program_id)
-            return explained
-
-    def _bound(self, program_id: str, method: str) -> DeploymentHandle:
-        return self._handle.options(session_id=program_id, method_name=method)
-
-    async def _advise(self, program_id: str, method: str, *arguments: Any) -> None:
-        try:
-            with translated_ray_errors(lost=ReplicaLost, what="the engine replica"):
-                await self._bound(program_id, method).remote(*arguments)
-        except PlatformError as error:
-            logger.warning("program %s: %s did not reach its replica: %s", program_id, method, error)
+        await _advise(self._handle, program_id, "release_program", program_id)
 
 
 class RayToolClient:
@@ -126,18 +113,25 @@ class RayToolClient:
         raise ToolHostLost("the tool actor ended the call without a result")
 
     async def cancel(self, program_id: str, call_id: str | None = None) -> None:
-        await self._advise(program_id, "cancel", call_id)
+        await _advise(self._handle, program_id, "cancel", ProgramId(program_id), call_id)
 
     async def release(self, program_id: str, *, delete_workspace: bool) -> None:
-        await self._advise(program_id, "release", delete_workspace=delete_workspace)
+        await _advise(self._handle, program_id, "release", ProgramId(program_id), delete_workspace=delete_workspace)
 
-    async def _advise(self, program_id: str, method: str, *arguments: Any, **keywords: Any) -> None:
-        handle = self._handle.options(session_id=program_id, method_name=method)
-        try:
-            with translated_ray_errors(lost=ToolHostLost, what="the tool actor"):
-                await handle.remote(ProgramId(program_id), *arguments, **keywords)
-        except PlatformError as error:
-            logger.warning("program %s: %s did not reach its tool actor: %s", program_id, method, error)
+
+async def _advise(handle: DeploymentHandle, program_id: str, method: str, *arguments: Any, **keywords: Any) -> None:
+    """Call a method on the program's replica. It is advice: an error is logged, and no program waits for it for long."""
+    what = f"{method} on {handle.deployment_name}"
+    response = handle.options(session_id=program_id, method_name=method).remote(*arguments, **keywords)
+    try:
+        async with asyncio.timeout(_ADVICE_TIMEOUT_S):
+            with translated_ray_errors(lost=Unavailable, what=what):
+                await response
+    except TimeoutError:
+        response.cancel()
+        logger.warning("program %s: %s took longer than %g s", program_id, what, _ADVICE_TIMEOUT_S)
+    except PlatformError as error:
+        logger.warning("program %s: %s", program_id, error)
 
 
 def engine_error(status: int, document: Mapping[str, Any]) -> PlatformError:

@@ -10,6 +10,7 @@ The store may come up later than the others: nobody connects to it in a construc
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -20,6 +21,7 @@ from agent_program.ids import ReplicaId
 from deployments.api import Api
 from deployments.chat_api import ChatApi
 from deployments.embedded_store import EmbeddedStore
+from deployments.explanation import Explainer
 from deployments.fleet import RayFleet
 from deployments.health import Health
 from deployments.part_metrics import runner_page, store_page, tools_page
@@ -54,6 +56,10 @@ class ServedEngine(EngineReplica):
 
     async def metrics_page(self) -> tuple[str, str]:
         return self.replica_id, await self.metrics_text()
+
+    async def explain_here(self, program_id: str) -> tuple[str, dict[str, Any]]:
+        """`explain` with the id of the replica that explains: asked of all, since a program that ended is bound to none."""
+        return self.replica_id, await self.explain(program_id)
 
 
 class ServedTools(ToolActor):
@@ -151,6 +157,7 @@ class ServedIngress:
         self._history = RedisHistory(settings.store.url)
         engine_client = RayEngineClient(engine)
         model = settings.engine.model_name
+        fleet, timeout_s = RayFleet(parts), settings.http.probe_timeout_s
         programs = ProgramService(
             journal=self._journal, model=model, tool_specs=BUILTIN_TOOLS, clock=clock, settings=settings.programs
         )
@@ -159,7 +166,8 @@ class ServedIngress:
             chat=ChatApi(engine_client, model=model),
             engine=engine_client,
             tools=ToolCatalog(BUILTIN_TOOLS, self._history),
-            health=Health(journal=self._journal, fleet=RayFleet(parts), probe_timeout_s=settings.http.probe_timeout_s),
+            explainer=Explainer(fleet, timeout_s=timeout_s),
+            health=Health(journal=self._journal, fleet=fleet, probe_timeout_s=timeout_s),
             model=model,
             settings=settings.http,
         )

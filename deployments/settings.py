@@ -1,12 +1,12 @@
-"""The one settings tree of the platform. It enters by `build_app`: as `args` of `serve_config.yaml`, as `key=value` of
-`serve run`, or from the command line. A wrong key or value stops the start with its name.
+"""The one settings tree of the platform. It enters by `build_app`: as `args` of `serve_config.yaml`, or from the command line.
+A wrong key or value stops the start and is named.
 
-    engine        the vLLM engine: model, memory, parsers        engine_replicas/engine_config.py
-    scheduling    retention and ordering policies                engine_replicas/config.py
-    router        bindings of programs to replicas               continuum_router/config.py
-    tools         sandbox and tool limits                        tool_runtime/config.py
-    programs      limits and durability of platform-run programs deployments/program_settings.py
-    store, http, replicas                                        here
+engine        the vLLM engine: model, memory, parsers        engine_replicas/engine_config.py
+scheduling    retention and ordering policies                engine_replicas/config.py
+router        bindings of programs to replicas               continuum_router/config.py
+tools         sandbox and tool limits                        tool_runtime/config.py
+programs      limits and durability of platform-run programs deployments/program_settings.py
+store, http, replicas                                        here
 """
 
 from __future__ import annotations

@@ -81,6 +81,11 @@ class SchedulingSettings(BaseModel):
         le=86_400,
         description="How long a waiting next turn may keep its lease past the deadline, in seconds.",
     )
+    turn_wait_max_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="A turn that has waited for longer runs next, whatever its program, where turns are ordered by program.",
+    )
     k_cold_start: int = Field(
         default=100,
         ge=0,

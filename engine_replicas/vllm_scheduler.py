@@ -28,6 +28,7 @@ Loaded by `scheduler_cls="engine_replicas.vllm_scheduler.make_scheduler"`; setti
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
@@ -50,56 +51,57 @@ from agent_program.clock import Clock, SystemClock
 from agent_program.ids import ID_BYTES_MAX, ProgramId, ToolKey
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from agent_program.turn import TurnHints
-from engine_replicas.config import OrderingName, RetentionName, SchedulingSettings
-from engine_replicas.ordering import Fcfs, Ordering, ProgramFcfs
+from engine_replicas.config import RetentionName, SchedulingSettings
+from engine_replicas.ordering import Arrivals, OrderedTurn
+from engine_replicas.policies import new_estimates, ordering_policy, retention_policy
 from engine_replicas.retention.controller import RetentionController
-from engine_replicas.retention.eta import EtaEstimator
 from engine_replicas.retention.events import FinishedTurn, HeldKv, TurnEnding
 from engine_replicas.retention.lease import LeaseEnd, LeaseEndReason
-from engine_replicas.retention.policy import Continuum, EndOfTurn, Estimates, RetentionPolicy, StaticTtl
-from engine_replicas.retention.prefill_cost import PrefillCost
-from engine_replicas.retention.queueing_delay import QueueingDelay
-from engine_replicas.retention.tool_latency import ToolLatencyView
 from engine_replicas.step_log import StepLog, StepTimer
 
 SUPPORTED_VLLM = "0.32.0"
+
+logger = logging.getLogger(__name__)
 
 
 class UnsupportedVllm(ImportError):
     """The installed vLLM is not the one that this scheduler was written for."""
 
 
-def _check_vllm() -> None:
-    """Compare the vLLM symbols used below with what they looked like in the supported version.
+#: vLLM's methods that are overridden, wrapped or called here, with their leading parameters in the supported version.
+VLLM_METHODS: dict[Callable[..., Any], tuple[str, ...]] = {
+    Scheduler.add_request: ("self", "request"),
+    Scheduler.schedule: ("self", "throttle_prefills"),
+    Scheduler.update_from_output: ("self", "scheduler_output", "model_runner_output"),
+    Scheduler._free_blocks: ("self", "request"),
+    Scheduler.reset_prefix_cache: ("self", "reset_running_requests", "reset_connector"),
+    Scheduler.set_pause_state: ("self", "pause_state"),
+    Scheduler.shutdown: ("self",),
+    KVCacheManager.allocate_slots: ("self", "request", "num_new_tokens"),
+    BlockPool.touch: ("self", "blocks"),
+    BlockPool.free_blocks: ("self", "ordered_blocks"),
+    BlockPool.get_num_free_blocks: ("self",),
+    KVCacheCoordinator.find_longest_cache_hit: ("self", "block_hashes", "max_cache_hit_length"),
+    KVCacheCoordinator.get_blocks: ("self", "request_id"),
+}
+
+
+def check_vllm(methods: dict[Callable[..., Any], tuple[str, ...]]) -> None:
+    """Compare methods of the installed vLLM with the leading parameters that they should have.
 
     Raises:
-        UnsupportedVllm: one of them is missing or takes other parameters.
+        UnsupportedVllm: one takes other parameters.
     """
-    expected: dict[Callable[..., Any], tuple[str, ...]] = {
-        Scheduler.add_request: ("self", "request"),
-        Scheduler.schedule: ("self", "throttle_prefills"),
-        Scheduler.update_from_output: ("self", "scheduler_output", "model_runner_output"),
-        Scheduler._free_blocks: ("self", "request"),
-        Scheduler.reset_prefix_cache: ("self", "reset_running_requests", "reset_connector"),
-        Scheduler.set_pause_state: ("self", "pause_state"),
-        Scheduler.shutdown: ("self",),
-        KVCacheManager.allocate_slots: ("self", "request", "num_new_tokens"),
-        BlockPool.touch: ("self", "blocks"),
-        BlockPool.free_blocks: ("self", "ordered_blocks"),
-        BlockPool.get_num_free_blocks: ("self",),
-        KVCacheCoordinator.find_longest_cache_hit: ("self", "block_hashes", "max_cache_hit_length"),
-        KVCacheCoordinator.get_blocks: ("self", "request_id"),
-    }
-    for function, parameters in expected.items():
-        found = tuple(inspect.signature(function).parameters)
+    for method, parameters in methods.items():
+        found = tuple(inspect.signature(method).parameters)
         if found[: len(parameters)] != parameters:
             raise UnsupportedVllm(
                 f"engine_replicas supports vLLM {SUPPORTED_VLLM}; in the installed {vllm.__version__}, "
-                f"{function.__qualname__} takes {found} instead of {parameters}"
+                f"{method.__qualname__} takes {found} where {parameters} was expected"
             )
 
 
-_check_vllm()
+check_vllm(VLLM_METHODS)
 
 
 class _Retaining(Scheduler):
@@ -109,28 +111,42 @@ class _Retaining(Scheduler):
         super().__init__(*args, **kwargs)
         settings = _settings(self.vllm_config)
         self._clock = clock or SystemClock()
-        self._estimates = Estimates(
-            tools=ToolLatencyView(window=settings.duration_window, tools_max=settings.tools_max),
-            queueing_delay=QueueingDelay(window=settings.queueing_delay_window),
-            eta=EtaEstimator(window=settings.program_window, programs_min=settings.eta_programs_min),
-            prefill=PrefillCost(chunk_tokens_max=self.max_num_scheduled_tokens),
-        )
-        self._ordering = _ordering(settings)
+        self._estimates = new_estimates(settings, step_tokens_max=self.max_num_scheduled_tokens)
+        self._ordering = ordering_policy(settings)
         if self._ordering.reorders and not isinstance(self.waiting, FCFSRequestQueue):
             raise ValueError("an ordering of programs needs vLLM's scheduling policy `fcfs`")
         self._controller = RetentionController(
             settings=settings,
-            policy=_retention(settings, self._estimates),
+            policy=retention_policy(settings, self._estimates),
             estimates=self._estimates,
             blocks_total=self._blocks_total,
             is_caching=self.kv_cache_manager.enable_caching,
         )
         self._held: dict[int, list[KVCacheBlock]] = {}
-        #: When requests without a program arrived.
-        self._arrived_s: dict[str, float] = {}
+        self._arrivals = Arrivals(wait_max_s=settings.turn_wait_max_s)
         self._step_timer = StepTimer(StepLog(settings.step_log_path) if settings.step_log_path else None)
+        self._say_what_to_expect(settings)
         self._allocate_stock = self.kv_cache_manager.allocate_slots
         self.kv_cache_manager.allocate_slots = self._allocate_reclaiming
+
+    def _say_what_to_expect(self, settings: SchedulingSettings) -> None:
+        logger.info(
+            "retention %s, ordering %s, %d KV blocks",
+            settings.retention_name.value,
+            settings.ordering_name.value,
+            self._blocks_total,
+        )
+        if settings.retention_name is RetentionName.END_OF_TURN:
+            return
+        if not self.kv_cache_manager.enable_caching:
+            logger.warning("prefix caching is off: no KV can be found again, so none is retained")
+        elif (
+            len(self.kv_cache_config.kv_cache_groups) > 1 and self.kv_cache_config.prefix_cache_retention_interval == 0
+        ):
+            logger.warning(
+                "vLLM keeps no checkpoints of decoded tokens for this hybrid model: a program's next turn computes its last "
+                "answer again; set prefix_cache_retention_interval to None, or to a multiple of the block size"
+            )
 
     # --- vLLM's hooks ------------------------------------------------------------------------------------------------
 
@@ -139,22 +155,23 @@ class _Retaining(Scheduler):
         super().add_request(request)
         if not is_new:
             return
+        now_s = self._clock.now_s()
+        self._arrivals.arrived(request.request_id, now_s)
         hints = _hints(request)
         if hints is not None:
-            self._controller.turn_arrived(request.request_id, hints, self._clock.now_s())
-        else:
-            self._arrived_s[request.request_id] = self._clock.now_s()
+            self._controller.turn_arrived(request.request_id, hints, now_s)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        self._let_go(self._controller.expire(self._clock.now_s()))
-        self._put_in_order()
+        now_s = self._clock.now_s()
+        self._let_go(self._controller.expire(now_s))
+        self._put_in_order(now_s)
         output = super().schedule(throttle_prefills)
         now_s = self._clock.now_s()
-        if self._controller.has_turns:
-            for scheduled in output.scheduled_new_reqs:
-                self._let_go(self._controller.turn_scheduled(scheduled.req_id, scheduled.num_computed_tokens, now_s))
-            if output.preempted_req_ids:
-                self._controller.is_order_stale = True
+        for scheduled in output.scheduled_new_reqs:
+            self._arrivals.scheduled(scheduled.req_id)
+            self._let_go(self._controller.turn_scheduled(scheduled.req_id, scheduled.num_computed_tokens, now_s))
+        if output.preempted_req_ids:
+            self._controller.is_order_stale = True
         self._step_timer.scheduled(output, self.requests, now_s)
         return output
 
@@ -165,7 +182,8 @@ class _Retaining(Scheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _free_blocks(self, request: Request) -> None:
-        if self._arrived_s.pop(request.request_id, None) is None:
+        self._arrivals.left(request.request_id)
+        if self._controller.has_turns:
             self._turn_finished(request)
         super()._free_blocks(request)
 
@@ -232,24 +250,27 @@ class _Retaining(Scheduler):
 
     # --- order -----------------------------------------------------------------------------------------------------------
 
-    def _put_in_order(self) -> None:
+    def _put_in_order(self, now_s: float) -> None:
         """Sort the waiting turns, and the running ones, whose last is preempted first; only when something changed."""
-        controller, ordering = self._controller, self._ordering
-        if not (controller.is_order_stale and ordering.reorders and controller.has_turns):
+        if not (self._ordering.reorders and self._controller.has_turns):
             return
-        controller.is_order_stale = False
-
-        def turn_of(request: Request) -> Any:
-            return controller.ordered_turn(
-                request.request_id,
-                is_preempted=request.status == RequestStatus.PREEMPTED,
-                arrival_s=self._arrived_s.get(request.request_id, 0.0),
-            )
-
-        waiting = sorted(self.waiting, key=lambda request: ordering.waiting_key(turn_of(request)))
+        if not (self._arrivals.find_overdue(now_s) or self._controller.is_order_stale):
+            return
+        self._controller.is_order_stale = False
+        waiting = sorted(self.waiting, key=lambda request: self._ordering.waiting_key(self._ordered(request)))
         self.waiting.clear()
         self.waiting.extend(waiting)
-        self.running.sort(key=lambda request: ordering.running_key(turn_of(request)))
+        self.running.sort(key=lambda request: self._ordering.running_key(self._ordered(request)))
+
+    def _ordered(self, request: Request) -> OrderedTurn:
+        turn_id = request.request_id
+        program_arrival_s = self._controller.program_arrival_s(turn_id)
+        return OrderedTurn(
+            is_overdue=self._arrivals.is_overdue(turn_id),
+            is_preempted=request.status == RequestStatus.PREEMPTED,
+            is_retained=self._controller.is_retained(turn_id),
+            program_arrival_s=self._arrivals.arrived_s(turn_id) if program_arrival_s is None else program_arrival_s,
+        )
 
     # --- memory ----------------------------------------------------------------------------------------------------------
 
@@ -272,8 +293,11 @@ class _Retaining(Scheduler):
     def _may_reclaim(self, request: Request) -> LeaseEndReason | None:
         if request.status == RequestStatus.RUNNING:
             return LeaseEndReason.RUNNING_TURN_NEEDS_BLOCKS
+        # A load that is done is no progress any more: its request waits for blocks like any other.
         makes_progress = self.running or any(
-            held.status == RequestStatus.WAITING_FOR_REMOTE_KVS for held in self.kv_holding_waiting
+            held.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+            and held.request_id not in self.finished_recving_kv_req_ids
+            for held in self.kv_holding_waiting
         )
         return None if makes_progress else LeaseEndReason.NOTHING_RUNS
 
@@ -283,7 +307,7 @@ class _Retaining(Scheduler):
         def collect() -> HeldKv:
             blocks, tokens = self._replayable(request)
             kept.extend(blocks)
-            return HeldKv(blocks=frozenset(map(self._name_of, blocks)), tokens=tokens)
+            return HeldKv(blocks=self._names_of(blocks), tokens=tokens)
 
         finished = FinishedTurn(
             turn_id=request.request_id,
@@ -299,9 +323,10 @@ class _Retaining(Scheduler):
             self._held[changes.begun.lease_id] = kept
         self._let_go(changes.ended)
 
-    def _name_of(self, block: KVCacheBlock) -> int:
-        """A block's name in the ledger: its id; blocks of other pools than the main one get names below zero."""
-        return block.block_id if block.pool is self.kv_cache_manager.block_pool else ~id(block)
+    def _names_of(self, blocks: list[KVCacheBlock]) -> frozenset[int]:
+        """The blocks' names in the ledger: their ids; blocks of other pools than the main one get names below zero."""
+        main = self.kv_cache_manager.block_pool
+        return frozenset([block.block_id if block.pool is main else ~id(block) for block in blocks])
 
     def _replayable(self, request: Request) -> tuple[list[KVCacheBlock], int]:
         """The blocks that the next turn would hit, in order, and the tokens in them.
@@ -348,24 +373,6 @@ def make_scheduler(*args: Any, **kwargs: Any) -> Scheduler:
 def _settings(vllm_config: Any) -> SchedulingSettings:
     config = vllm_config.additional_config
     return SchedulingSettings.model_validate(config.get("continuum") if isinstance(config, dict) else None)
-
-
-def _retention(settings: SchedulingSettings, estimates: Estimates) -> RetentionPolicy:
-    match settings.retention_name:
-        case RetentionName.END_OF_TURN:
-            return EndOfTurn()
-        case RetentionName.STATIC_TTL:
-            return StaticTtl(settings.ttl_s)
-        case RetentionName.CONTINUUM:
-            return Continuum(estimates, k_cold_start=settings.k_cold_start)
-
-
-def _ordering(settings: SchedulingSettings) -> Ordering:
-    match settings.ordering_name:
-        case OrderingName.FCFS:
-            return Fcfs()
-        case OrderingName.PROGRAM_FCFS:
-            return ProgramFcfs()
 
 
 def _hints(request: Request) -> TurnHints | None:

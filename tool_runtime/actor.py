@@ -18,12 +18,12 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from agent_program.clock import Clock, SystemClock
-from agent_program.errors import InvalidRequest, Overloaded, SandboxUnavailable, ToolNotFound
+from agent_program.errors import InvalidRequest, Overloaded, PlatformError, SandboxUnavailable, ToolNotFound
 from agent_program.ids import DEFAULT_TENANT, ProgramId, TenantId, ToolKey
 from agent_program.tool_events import LatencySample, SampleSource, ToolOutcome
 from tool_runtime import backends, registry, rendering
@@ -32,7 +32,7 @@ from tool_runtime.history import HistoryLimits, LatencyHistory
 from tool_runtime.history_writer import HistoryWriter
 from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.live_sandbox import LiveSandbox
-from tool_runtime.program_sandboxes import ProgramReleased, ProgramSandbox, ProgramSandboxes
+from tool_runtime.program_sandboxes import ProgramReleased, ProgramSandbox, ProgramSandboxes, WorkspaceFull
 from tool_runtime.queueing import CancelledInQueue, acquire_unless
 from tool_runtime.redis_history import RedisHistory
 from tool_runtime.registry import ArgumentsInvalid
@@ -43,7 +43,7 @@ from tool_runtime.workspaces import Workspaces
 
 _LOG = logging.getLogger(__name__)
 _OVERLOAD_RETRY_AFTER_S = 5.0
-_IDLE_CHECK_S = 30.0
+_AFTER_FAULT_S = 30.0
 
 
 class ToolActor:
@@ -71,7 +71,7 @@ class ToolActor:
         self._calls: dict[tuple[ProgramId, str], asyncio.Event] = {}
         self._running = 0
         self._outcomes = dict.fromkeys(ToolOutcome, 0)
-        self._reaper: asyncio.Task[None] | None = None
+        self._housekeeping: list[asyncio.Task[None]] = []
         self._is_closed = False
 
     async def start(self) -> None:
@@ -105,7 +105,10 @@ class ToolActor:
                     flush_interval_s=self._settings.history.flush_interval_s,
                     buffered_samples_max=self._settings.history.buffered_samples_max,
                 )
-            self._reaper = asyncio.create_task(self._close_idle())
+            self._housekeeping = [
+                asyncio.create_task(_again_and_again(self._sandboxes.close_idle)),
+                asyncio.create_task(_again_and_again(self._sandboxes.check_disks)),
+            ]
             _LOG.info("tools run in %s sandboxes", self._backend.name)
 
     async def call(self, call: ToolCall) -> AsyncIterator[ToolStarted | ToolResult]:
@@ -200,10 +203,9 @@ class ToolActor:
         self._is_closed = True
         for cancelled in self._calls.values():
             cancelled.set()
-        if self._reaper is not None:
-            self._reaper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reaper
+        for task in self._housekeeping:
+            task.cancel()
+        await asyncio.gather(*self._housekeeping, return_exceptions=True)
         if self._sandboxes is not None:
             await self._sandboxes.close()
         await self._launcher.close()
@@ -228,6 +230,9 @@ class ToolActor:
                 sandbox = await held.enter_async_context(self._sandboxes.use(program))
             except (CancelledInQueue, ProgramReleased):
                 yield self._ended_in_queue(call, key, self._clock.now_s() - queued_s)
+                return
+            except WorkspaceFull as exc:
+                yield self._refused(call, f"No more calls run: {exc}.")
                 return
             state_was_lost = program.take_news_of_lost_state(tool)
             queue_s = self._clock.now_s() - queued_s
@@ -329,11 +334,16 @@ class ToolActor:
             queue_s=queue_s,
         )
 
-    async def _close_idle(self) -> None:
-        assert self._sandboxes is not None
-        while True:
-            await asyncio.sleep(min(self._settings.idle_sandbox_ttl_s / 4, _IDLE_CHECK_S))
-            await self._sandboxes.close_idle()
+
+async def _again_and_again(step: Callable[[], Awaitable[float]]) -> None:
+    """Do `step`, wait as long as it says, and so on; a fault is logged and does not end it."""
+    while True:
+        try:
+            pause_s = await step()
+        except (OSError, PlatformError):
+            _LOG.exception("housekeeping of sandboxes failed; trying again")
+            pause_s = _AFTER_FAULT_S
+        await asyncio.sleep(pause_s)
 
 
 def default_state_dir() -> Path:

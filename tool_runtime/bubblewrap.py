@@ -97,6 +97,7 @@ class Bubblewrap:
             ),
             blobs=blobs,
             uid=spec.uid,
+            memory_bytes_max=spec.limits.memory_bytes_max,
             kill_scope=KillScope.NAMESPACE,
         )
 

@@ -6,13 +6,14 @@ killed without a word, someone must see to it that its sandboxes end. This proce
 it forks, and when its socket to the actor closes it exits, which kills every sandbox that has `--die-with-parent`; what is
 left, it kills by hand.
 
-It runs alone (`python -I -S launcher.py FD`), standard library only, and trusts its one peer, the actor. One packet is one
-message, JSON both ways:
+It imports the standard library and `process_tree` only, and trusts its one peer, the actor. One packet is one message, JSON
+both ways:
 
     define {name, data}                                   keep a blob for later plans
-    spawn  {id, executable, argv, args, blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
+    spawn  {id, memory_bytes_max, executable, argv, args, blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
+    watch  {id, is_busy}                                  → (nothing: look at its memory often, or now and then)
     kill   {id}                                           → (nothing; `exited` follows)
-                                                          ← exited {id, status, stderr}
+                                                          ← exited {id, status, stderr, reason}
 
 A plan's `{fd:NAME}` words become descriptor numbers here: `control` is the agent's socket, `args` a memory file with the
 NUL-separated arguments, any other a memory file with the blob of that name.
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -31,19 +31,36 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
+
+from tool_runtime.process_tree import (
+    become_subreaper,
+    children_of,
+    descendants,
+    holds_more_than,
+    kill,
+    kill_descendants,
+)
 
 PACKET_BYTES_MAX = 180_000
 _STDERR_BYTES_MAX = 4096
+#: How often the memory of a sandbox is looked at: while something runs in it, and otherwise (background jobs go on).
+_BUSY_WATCH_S, _IDLE_WATCH_S = 0.1, 2.0
 _FD_WORD = re.compile(r"\{fd:([A-Za-z0-9_.-]+)\}")
 
 
 class Child:
     """A sandbox's outermost process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], scope: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], scope: str, memory_bytes_max: int) -> None:
         self.process = process
         self.scope = scope
+        self.memory_bytes_max = memory_bytes_max
+        self.is_busy = True
+        self.watched_s = time.monotonic()
+        #: Why it was killed, where that was our doing.
+        self.reason = ""
         self.stderr = b""
         assert process.stderr is not None
         self.stderr_fd = process.stderr.fileno()
@@ -80,7 +97,7 @@ class Launcher:
         self._poll.register(self._control.fileno(), select.POLLIN)
         self._poll.register(self._wake_read, select.POLLIN)
         while True:
-            for fd, _ in self._poll.poll():
+            for fd, _ in self._poll.poll(self._watch()):
                 if fd == self._control.fileno():
                     packet = self._control.recv(PACKET_BYTES_MAX)
                     if not packet:
@@ -99,8 +116,12 @@ class Launcher:
             self._blobs[message["name"]] = base64.b64decode(message["data"])
         elif operation == "spawn":
             self._spawn(message)
-        elif operation == "kill" and message["id"] in self._children:
-            self._kill(self._children[message["id"]])
+        elif message["id"] in self._children:
+            child = self._children[message["id"]]
+            if operation == "kill":
+                self._kill(child)
+            elif operation == "watch":
+                child.is_busy = message["is_busy"]
 
     def _spawn(self, message: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
@@ -135,7 +156,7 @@ class Launcher:
             theirs.close()
             for fd in opened[1:]:
                 os.close(fd)
-        child = self._children[message["id"]] = Child(process, message["scope"])
+        child = self._children[message["id"]] = Child(process, message["scope"], message["memory_bytes_max"])
         self._stderr_of[child.stderr_fd] = child
         self._poll.register(child.stderr_fd, select.POLLIN)
         self._send({"event": "started", "id": message["id"], "pid": process.pid}, ours.fileno())
@@ -159,8 +180,24 @@ class Launcher:
                     "id": child_id,
                     "status": child.process.returncode,
                     "stderr": child.stderr.decode("utf-8", "replace"),
+                    "reason": child.reason,
                 }
             )
+
+    def _watch(self) -> int | None:
+        """Kill what holds more memory than it may; returns for how many milliseconds nothing needs to be looked at."""
+        now_s = time.monotonic()
+        next_s = None
+        for child in self._children.values():
+            due_s = child.watched_s + (_BUSY_WATCH_S if child.is_busy else _IDLE_WATCH_S)
+            if due_s <= now_s:
+                child.watched_s = now_s
+                due_s = now_s + _BUSY_WATCH_S
+                if not child.reason and holds_more_than(child.memory_bytes_max, descendants(child.process.pid)):
+                    child.reason = f"it used more than {child.memory_bytes_max // 2**20} MiB of memory"
+                    self._kill(child)
+            next_s = due_s if next_s is None else min(next_s, due_s)
+        return None if next_s is None else max(1, int((next_s - now_s) * 1000))
 
     def _kill(self, child: Child) -> None:
         if child.scope == "descendants":
@@ -173,7 +210,7 @@ class Launcher:
         for pid in children_of(os.getpid()):
             if pid not in known:
                 kill_descendants(pid)
-                _kill(pid)
+                kill(pid)
 
     def _reap_orphans(self) -> None:
         known = {child.process.pid for child in self._children.values()}
@@ -207,59 +244,6 @@ class Launcher:
             pass  # the actor is gone: the next receive says so
 
 
-def kill_descendants(root: int) -> None:
-    """SIGKILL to everything below `root`, until nothing is left. `root` is a subreaper, so that what loses its parent stays."""
-    for _ in range(50):
-        found = _descendants(root)
-        if not found:
-            return
-        for pid in found:
-            _kill(pid)
-
-
-def children_of(parent: int) -> list[int]:
-    """Living processes that `parent` started or inherited."""
-    return _living_by_parent().get(parent, [])
-
-
-def become_subreaper() -> None:
-    """What loses its parent below this process becomes its child, not that of the machine's init."""
-    pr_set_child_subreaper = 36
-    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _living_by_parent() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as stat:
-                # The name in brackets may hold anything, so the fields are counted from its last bracket.
-                state, parent = stat.read().rsplit(b")", 1)[1].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != b"Z":
-            children.setdefault(int(parent), []).append(int(entry))
-    return children
-
-
-def _descendants(root: int) -> list[int]:
-    children = _living_by_parent()
-    found: list[int] = []
-    waiting = [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
-
-
 def _memory_file(name: str, content: bytes) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     view = memoryview(content)
@@ -288,7 +272,3 @@ def main(control_fd: int) -> None:
         pass
     finally:
         launcher.close()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -20,6 +20,11 @@ from tool_runtime.sandbox import SpawnPlan
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 10.0
+#: Isolated from the environment and from site-packages: the launcher needs the standard library and two modules of ours.
+_LAUNCHER = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r}); "
+    "from tool_runtime import launcher; launcher.main(int(sys.argv[1]))"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +35,8 @@ class Exit:
     status: int | None
     #: The beginning of what it wrote to standard error.
     stderr: str
+    #: Why the launcher killed it, where it did so unasked.
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +60,7 @@ class LauncherClient:
         self._starting: dict[str, asyncio.Future[Spawned]] = {}
         self._running: dict[str, asyncio.Future[Exit]] = {}
         self._ids = itertools.count(1)
+        self._start_lock = asyncio.Lock()
 
     @property
     def is_alive(self) -> bool:
@@ -65,8 +73,9 @@ class LauncherClient:
         Raises:
             SandboxUnavailable: the launcher cannot start it; the message has the reason.
         """
-        if not self.is_alive:
-            await self._start()
+        async with self._start_lock:
+            if not self.is_alive:
+                await self._start()
         for name, content in plan.blobs.items():
             if self._defined.get(name) != content:
                 await self._send({"op": "define", "name": name, "data": base64.b64encode(content).decode()})
@@ -78,6 +87,7 @@ class LauncherClient:
             {
                 "op": "spawn",
                 "id": child_id,
+                "memory_bytes_max": plan.memory_bytes_max,
                 "executable": plan.executable,
                 "argv": plan.argv,
                 "args": plan.extra_args,
@@ -90,6 +100,11 @@ class LauncherClient:
         )
         # Should the caller be cancelled here, the future is too, and `_on_started` ends what nobody waits for.
         return await started
+
+    async def watch(self, child: Spawned, *, is_busy: bool) -> None:
+        """Have the sandbox's memory looked at often while something runs in it, and otherwise now and then."""
+        if child.id in self._running and self.is_alive:
+            await self._send({"op": "watch", "id": child.id, "is_busy": is_busy})
 
     async def kill(self, child: Spawned) -> None:
         """SIGKILL to everything in a sandbox; `child.exited` is set when it is gone."""
@@ -115,15 +130,7 @@ class LauncherClient:
             await asyncio.to_thread(self._process.wait)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            # An environment of its own, empty: nothing of the platform's can leak through it. A session of its own: a
-            # terminal's Ctrl-C reaches the actor, which then ends the launcher in order.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("launcher.py")), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={},
-                start_new_session=True,
-            )
+            self._process = _start_launcher(theirs.fileno())
         except OSError as exc:
             ours.close()
             raise SandboxUnavailable(f"the sandbox launcher cannot be started: {exc}") from exc
@@ -183,7 +190,7 @@ class LauncherClient:
         elif message["event"] == "exited":
             exited = self._running.pop(child_id, None)
             if exited is not None and not exited.done():
-                exited.set_result(Exit(status=message["status"], stderr=message["stderr"]))
+                exited.set_result(Exit(status=message["status"], stderr=message["stderr"], reason=message["reason"]))
 
     def _on_started(self, child_id: str, pid: int, stream: socket.socket) -> None:
         exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
@@ -195,3 +202,15 @@ class LauncherClient:
             stream.close()  # ends the agent, and with it the sandbox
         else:
             started.set_result(child)
+
+
+def _start_launcher(control_fd: int) -> subprocess.Popen[bytes]:
+    # An environment of its own, empty: nothing of the platform's can leak through it. A session of its own: a terminal's
+    # Ctrl-C reaches the actor, which then ends the launcher in order.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(control_fd)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[control_fd],
+        env={},
+        start_new_session=True,
+    )

@@ -20,7 +20,7 @@ from agent_program.clock import Clock, SystemClock
 from agent_program.errors import SandboxUnavailable
 from tool_runtime.config import OutputLimits
 from tool_runtime.inside import frames
-from tool_runtime.launcher_client import LauncherClient, Spawned
+from tool_runtime.launcher_client import Exit, LauncherClient, Spawned
 from tool_runtime.output import HeadTail
 from tool_runtime.sandbox import Ending, Execution, KillScope, SpawnPlan
 
@@ -31,6 +31,8 @@ _FRAME_BYTES_MAX = 1024 * 1024
 _READ_BYTES = 256 * 1024
 #: After SIGKILL to everything inside, how long the agent may take to say so.
 _KILL_ANSWER_S = 1.0
+#: How long the agent may take to read a request.
+_SEND_S = 10.0
 #: After SIGKILL to the sandbox, how long its death may take (memory must be torn down).
 _DEATH_S = 10.0
 
@@ -45,6 +47,8 @@ class _Pending:
             b"stderr": HeadTail(limits.head_bytes, limits.tail_bytes),
         }
         self.over_limit = asyncio.Event()
+        #: Which limit, in words.
+        self.limit = ""
         self.done = asyncio.Event()
         self.exit_code: int | None = None
         self.session_lost = False
@@ -57,7 +61,12 @@ class _Pending:
         if kept is not None:
             kept.feed(data)
             if kept.total_bytes > self._bytes_max:
-                self.over_limit.set()
+                self.exceed("it printed too much; write to a file, or print less")
+
+    def exceed(self, limit: str) -> None:
+        if not self.done.is_set() and not self.over_limit.is_set():
+            self.limit = limit
+            self.over_limit.set()
 
     def fail(self, reason: str) -> None:
         if not self.done.is_set():
@@ -137,7 +146,7 @@ class LiveSandbox:
         try:
             ending = await self._run(call_id, pending, tool, fields, timeout_s, cancelled)
             if ending is not Ending.FINISHED:
-                await self._stop(call_id, pending, 0.0 if ending is Ending.OUTPUT_LIMIT else grace_s)
+                await self._stop(call_id, pending, 0.0 if ending is Ending.LIMIT else grace_s)
         except asyncio.CancelledError:
             # The caller goes on when what it started is gone, so that whoever takes the session next finds it quiet.
             stopping = asyncio.create_task(self._stop(call_id, pending, 0.0))
@@ -157,16 +166,25 @@ class LiveSandbox:
             stderr=pending.streams[b"stderr"].result(),
             duration_s=self._clock.now_s() - started_s,
             session_lost=pending.session_lost,
-            reason=pending.failure or "",
+            reason=pending.limit or pending.failure or "",
         )
+
+    async def exceed(self, limit: str) -> None:
+        """It used more than it may of what `limit` names in words: end what runs, and the sandbox."""
+        for pending in self._pending.values():
+            pending.exceed(limit)
+        await self._kill(limit)
+
+    async def watch(self, *, is_busy: bool) -> None:
+        """Say whether something runs, which decides how closely its memory is watched."""
+        await self._launcher.watch(self._child, is_busy=is_busy)
 
     async def close(self) -> None:
         """Kill everything in it, and return when it is gone."""
         self._die("the sandbox was closed")
         await self._launcher.kill(self._child)
-        try:
-            await asyncio.wait_for(asyncio.shield(self._child.exited), _DEATH_S)
-        except TimeoutError:
+        await asyncio.wait({self._child.exited}, timeout=_DEATH_S)
+        if not self._child.exited.done():
             _LOG.error("sandbox process %d does not die", self._child.pid)
         if self._reading is not None:
             self._reading.cancel()
@@ -179,9 +197,9 @@ class LiveSandbox:
             self._child.socket.close()
 
     async def _connect(self, timeout_s: float) -> None:
-        reader, self._writer = await asyncio.open_connection(sock=self._child.socket)
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._child.socket)
         self._reading = asyncio.create_task(self._read(reader))
-        self._child.exited.add_done_callback(lambda _: self._die(self._exit_reason()))
+        self._child.exited.add_done_callback(self._on_exited)
         ready, dead = asyncio.create_task(self._ready.wait()), asyncio.create_task(self._dead.wait())
         try:
             await asyncio.wait({ready, dead}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -202,7 +220,7 @@ class LiveSandbox:
         cancelled: asyncio.Event | None,
     ) -> Ending:
         await self._send({**fields, "op": "call", "id": call_id, "nonce": pending.nonce, "tool": tool}, pending)
-        events = {Ending.FINISHED: pending.done, Ending.OUTPUT_LIMIT: pending.over_limit}
+        events = {Ending.LIMIT: pending.over_limit, Ending.FINISHED: pending.done}
         if cancelled is not None:
             events[Ending.CANCELLED] = cancelled
         waits = {asyncio.create_task(event.wait()): ending for ending, event in events.items()}
@@ -222,6 +240,11 @@ class LiveSandbox:
             await _within(pending.done, grace_s)
         # Even a command that heeded the interrupt may have left something running.
         if self._plan.kill_scope is KillScope.NAMESPACE:
+            for other in self._pending.values():
+                if other is not pending:
+                    other.fail(
+                        "another call of this program had to be stopped, and everything in its sandbox was killed"
+                    )
             await self._send({"op": "kill"}, pending)
             await _within(pending.done, _KILL_ANSWER_S)
             if pending.done.is_set():
@@ -242,7 +265,8 @@ class LiveSandbox:
         assert self._writer is not None
         try:
             self._writer.write(frames.encode(fields))
-            await asyncio.wait_for(self._writer.drain(), _KILL_ANSWER_S * 10)
+            async with asyncio.timeout(_SEND_S):
+                await self._writer.drain()
         except (OSError, TimeoutError):
             # A stopped agent does not read; what could not be sent shows in the deadline.
             _LOG.warning("sandbox %s does not take requests", self._child.id)
@@ -282,12 +306,19 @@ class LiveSandbox:
             pending.session_lost = record.get("session_lost") == b"1"
             pending.done.set()
 
+    def _on_exited(self, exited: asyncio.Future[Exit]) -> None:
+        limit = exited.result().reason
+        if limit:
+            for pending in self._pending.values():
+                pending.exceed(limit)
+        self._die(self._exit_reason())
+
     def _exit_reason(self) -> str:
         if not self._child.exited.done():
             return "the sandbox closed its connection"
         ended = self._child.exited.result()
         said = f": {ended.stderr.strip()}" if ended.stderr.strip() else ""
-        return f"the sandbox ended (status {ended.status}){said}"
+        return ended.reason or f"the sandbox ended (status {ended.status}){said}"
 
     def _die(self, reason: str) -> None:
         if not self._dead.is_set():
@@ -298,5 +329,7 @@ class LiveSandbox:
 
 
 async def _within(event: asyncio.Event, seconds: float) -> None:
+    # Not `asyncio.wait_for`: in Python 3.11 it swallows a cancellation that comes as the awaited thing ends.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from tool_runtime.config import MIB, SandboxLimits
+from tool_runtime.sandbox import WorkspaceUsage
+
 K = TypeVar("K")
 
 
@@ -18,6 +21,17 @@ class SandboxView(Generic[K]):
     is_busy: bool
     #: Monotonic seconds at which it last ran something.
     last_used_s: float
+
+
+def over_limit(usage: WorkspaceUsage, limits: SandboxLimits) -> str | None:
+    """What a workspace has too much of, in words for the model; None if it is within its limits."""
+    if usage.disk_bytes > limits.workspace_bytes_max:
+        return f"the workspace holds more than {limits.workspace_bytes_max // MIB} MiB; delete files"
+    if usage.entries > limits.workspace_files_max:
+        return f"the workspace holds more than {limits.workspace_files_max} files; delete some"
+    if usage.is_too_deep:
+        return "the workspace's directories are nested too deeply; delete some"
+    return None
 
 
 def to_make_room(views: Iterable[SandboxView[K]]) -> K | None:

@@ -2,7 +2,7 @@
 
 A backend that lets one through is refused, and so is one in which an ordinary command does not work. The host plants what
 the probe looks for: a readable file, a listener on 127.0.0.1, an abstract socket. Each probe prints one line, `name=held` or
-`name=OPEN …`; a line that is missing counts as open.
+`name=OPEN …`; a line that is missing counts as open. No probe changes anything where it gets through.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def holds(name):
     return run
 
 def refused(*arguments):
-    """A system call that must fail with an error that says it is not allowed or not there."""
+    """A system call that must fail with an error that says it is not allowed or not there.
+
+    Arguments are chosen so that it fails in another way, or does nothing, where it is allowed.
+    """
     number = {"x86_64": 0, "aarch64": 1}[platform.machine()]
     value = libc.syscall(arguments[0][number], *arguments[1:])
     return None if value < 0 and ctypes.get_errno() in (1, 13, 38) else f"answers {value}, errno {ctypes.get_errno()}"
@@ -71,11 +74,11 @@ def _():
 
 @holds("system files")
 def _():
-    return opens("/usr/.canary", os.O_WRONLY | os.O_CREAT)
+    return opens("/usr", os.O_WRONLY | os.O_TMPFILE)
 
 @holds("root directory")
 def _():
-    return opens("/.canary", os.O_WRONLY | os.O_CREAT)
+    return opens("/", os.O_WRONLY | os.O_TMPFILE)
 
 @holds("kernel settings")
 def _():
@@ -111,23 +114,23 @@ def _():
 
 @holds("new namespaces")
 def _():
-    return refused((272, 97), 0x10000000)
+    return refused((272, 97), 0)
 
 @holds("keyrings")
 def _():
-    return refused((250, 219), 0, -3, 1)
+    return refused((250, 219), 9999)
 
 @holds("io_uring")
 def _():
-    return refused((425, 425), 1, ctypes.create_string_buffer(120))
+    return refused((425, 425), 1, None)
 
 @holds("ptrace")
 def _():
-    return refused((101, 117), 0, 0, 0, 0)
+    return refused((101, 117), 9999, 0, 0, 0)
 
 @holds("mounts")
 def _():
-    return refused((165, 40), b"none", b"/tmp", b"tmpfs", 0, None)
+    return refused((165, 40), -1, -1, -1, 0, None)
 
 @holds("vsock")
 def _():

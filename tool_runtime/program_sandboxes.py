@@ -13,7 +13,7 @@ from agent_program.ids import ProgramId, TenantId
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.live_sandbox import LiveSandbox
-from tool_runtime.pool import SandboxView, idle_too_long, to_make_room
+from tool_runtime.pool import SandboxView, idle_too_long, over_limit, to_make_room
 from tool_runtime.sandbox import Ending, Execution, Sandboxing, SandboxSpec
 from tool_runtime.workspaces import Workspaces
 
@@ -22,10 +22,20 @@ SESSION_TOOLS = frozenset({"shell", "python"})
 #: Programs without a live sandbox that are remembered, so that a lost session can be told; the oldest is forgotten.
 _PROGRAMS_REMEMBERED_MAX = 4096
 _RETRY_AFTER_S = 5.0
+#: Between two looks at the workspaces in use: at least this long, and this many times as long as a look takes.
+_IDLE_CHECK_S = 30.0
+_DISK_WATCH_S, _DISK_WATCH_PAUSE = 1.0, 5.0
+#: A call has this long before the workspace is looked at, so that one that deletes files is not stopped for what it deletes;
+#: after this many looks in a row that found too much, no more calls run.
+_DISK_GRACE_S, _DISK_STRIKES_MAX = 2.0, 3
 
 
 class ProgramReleased(Exception):
     """The program was released while a call of it waited."""
+
+
+class WorkspaceFull(Exception):
+    """The program's workspace stays above its limit; the message says which."""
 
 
 class ProgramSandbox:
@@ -39,7 +49,13 @@ class ProgramSandbox:
         self.changing = asyncio.Lock()
         self.sandbox: LiveSandbox | None = None
         self.busy = 0
+        self.busy_since_s = 0.0
         self.last_used_s = 0.0
+        #: Something ran since the workspace was last looked at.
+        self.is_disk_unchecked = False
+        #: What the workspace has too much of, and how often in a row it was found to.
+        self.disk_excess: str | None = None
+        self.disk_strikes = 0
         #: The program is over; nothing starts for it any more.
         self.is_released = False
         self._with_state: set[str] = set()
@@ -106,6 +122,7 @@ class ProgramSandboxes:
 
         Raises:
             ProgramReleased: meanwhile the program ended.
+            WorkspaceFull: its calls were stopped again and again for what its workspace holds.
             SandboxUnavailable: it cannot be started.
             Overloaded: as many sandboxes as may live are busy.
         """
@@ -114,15 +131,22 @@ class ProgramSandboxes:
             async with program.changing:
                 if program.is_released:
                     raise ProgramReleased
+                if program.disk_strikes >= _DISK_STRIKES_MAX:
+                    raise WorkspaceFull(program.disk_excess)
                 if program.sandbox is None or not program.sandbox.is_alive:
                     await self._close(program)
                     await self._make_room()
                     program.sandbox = await self._start(program)
                 sandbox = program.sandbox
+            if program.busy == 1:
+                program.busy_since_s, program.is_disk_unchecked = self._clock.now_s(), True
+                await sandbox.watch(is_busy=True)
             yield sandbox
         finally:
             program.busy -= 1
             program.last_used_s = self._clock.now_s()
+            if not program.busy and program.sandbox is not None:
+                await program.sandbox.watch(is_busy=False)
 
     async def release(self, tenant_id: TenantId, program_id: ProgramId, *, delete_workspace: bool) -> None:
         """Close the program's sandbox and forget the program; with `delete_workspace`, remove its files as well."""
@@ -138,11 +162,38 @@ class ProgramSandboxes:
         """The tenants under which a program of this id is known here."""
         return [tenant_id for tenant_id, known_id in self._programs if known_id == program_id]
 
-    async def close_idle(self) -> None:
-        """Close what ran nothing for too long."""
+    async def check_disks(self) -> float:
+        """Look at the workspaces in use, and end what runs in one that holds too much.
+
+        Returns the seconds until they should be looked at again, more if the look took long: so long a disk may fill.
+        """
+        started_s = self._clock.now_s()
+        for program in self._live():
+            is_new = program.busy and started_s - program.busy_since_s < _DISK_GRACE_S
+            if program.is_disk_unchecked and not is_new:
+                await self._check_disk(program)
+        return max(_DISK_WATCH_S, _DISK_WATCH_PAUSE * (self._clock.now_s() - started_s))
+
+    async def _check_disk(self, program: ProgramSandbox) -> None:
+        limits, sandbox = self._settings.limits, program.sandbox
+        program.is_disk_unchecked = program.busy > 0
+        usage = await asyncio.to_thread(
+            self._workspaces.usage,
+            self._workspaces.path(program.tenant_id, program.program_id),
+            bytes_max=limits.workspace_bytes_max,
+            files_max=limits.workspace_files_max,
+        )
+        program.disk_excess = over_limit(usage, limits)
+        program.disk_strikes = program.disk_strikes + 1 if program.disk_excess else 0
+        if program.disk_excess and sandbox is not None and sandbox.is_alive:
+            await sandbox.exceed(program.disk_excess)
+
+    async def close_idle(self) -> float:
+        """Close what ran nothing for too long; returns the seconds until it should be looked at again."""
         due = idle_too_long(self._views(), now_s=self._clock.now_s(), ttl_s=self._settings.idle_sandbox_ttl_s)
         for key in due:
             await self._close_if_idle(self._programs[key])
+        return min(self._settings.idle_sandbox_ttl_s / 4, _IDLE_CHECK_S)
 
     async def close(self) -> None:
         """Close every sandbox."""

@@ -8,7 +8,7 @@ from tool_runtime.sandbox import Ending, Execution
 _OUTCOMES = {
     Ending.TIMED_OUT: ToolOutcome.TIMEOUT,
     Ending.CANCELLED: ToolOutcome.CANCELLED,
-    Ending.OUTPUT_LIMIT: ToolOutcome.ERROR,
+    Ending.LIMIT: ToolOutcome.ERROR,
     Ending.INTERRUPTED: ToolOutcome.INTERRUPTED,
 }
 _STATE_LOST = {
@@ -43,8 +43,8 @@ def _notes(tool: str, execution: Execution, timeout_s: float) -> list[str]:
         return [f"Stopped after {timeout_s:g} s, the limit of this call. Everything it had started was killed."]
     if execution.ending is Ending.CANCELLED:
         return ["Cancelled. Everything it had started was killed."]
-    if execution.ending is Ending.OUTPUT_LIMIT:
-        return ["Stopped: it printed too much. Write to a file, or print less."]
+    if execution.ending is Ending.LIMIT:
+        return [f"Stopped: {execution.reason}. Everything it had started was killed."]
     if execution.ending is Ending.INTERRUPTED:
         return [f"Interrupted: {execution.reason}. It may have done some of its work."]
     if tool in _STATE_LOST and execution.exit_code:

@@ -53,6 +53,8 @@ class SpawnPlan:
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "/"
     uid: int | None = None
+    #: What all its processes together may hold.
+    memory_bytes_max: int
     kill_scope: KillScope = KillScope.NAMESPACE
 
 
@@ -78,14 +80,24 @@ class Sandboxing(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkspaceUsage:
+    """How much a workspace holds; at least this much where a limit ended the count."""
+
+    disk_bytes: int
+    #: Files, directories and everything else that has a name.
+    entries: int
+    is_too_deep: bool = False
+
+
 class Ending(StrEnum):
     """Why an execution is over."""
 
     FINISHED = "finished"
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
-    #: It printed more than may be printed.
-    OUTPUT_LIMIT = "output_limit"
+    #: It used more of something than it may: output, memory, disk.
+    LIMIT = "limit"
     #: The sandbox died under it, or was killed because of another call.
     INTERRUPTED = "interrupted"
 

@@ -29,6 +29,7 @@ class UnsafeLocal:
             argv=agent_command(self._python, package_root, spec.limits, KillScope.DESCENDANTS),
             environment={"PATH": os.defpath, "HOME": str(spec.workspace), "LANG": "C.UTF-8", "TERM": "dumb"},
             cwd=str(spec.workspace),
+            memory_bytes_max=spec.limits.memory_bytes_max,
             kill_scope=KillScope.DESCENDANTS,
         )
 

@@ -20,6 +20,10 @@ from pathlib import Path
 
 from agent_program.errors import SandboxUnavailable
 from agent_program.ids import ProgramId, TenantId
+from tool_runtime.sandbox import WorkspaceUsage
+
+#: A tree that is deeper than this is over the limit whatever it holds: nobody needs it, and counting it would cost depth.
+_DEPTH_MAX = 200
 
 
 class Workspaces:
@@ -81,6 +85,12 @@ class Workspaces:
             raise SandboxUnavailable(f"the workspace cannot be made: {exc}") from exc
         return path
 
+    def usage(self, path: Path, *, bytes_max: int, files_max: int) -> WorkspaceUsage:
+        """What a workspace holds, counted until a limit is passed. Safe while its program runs and rearranges it."""
+        counter = _Counter(bytes_max, files_max)
+        counter.count(path, None, 0)
+        return WorkspaceUsage(disk_bytes=counter.disk_bytes, entries=counter.entries, is_too_deep=counter.is_too_deep)
+
     def delete(self, tenant_id: TenantId, program_id: ProgramId) -> bool:
         """Remove the program's workspace, which no sandbox may be using; False if there is none.
 
@@ -96,39 +106,95 @@ class Workspaces:
         return True
 
 
-def delete_tree(root: Path) -> None:
-    """Remove a directory with whatever a hostile program left in it.
+class _Counter:
+    """Counts a tree, and stops early where a limit is passed."""
 
-    Deep trees do not cost depth: each directory's subdirectories are moved up next to `root`'s own before they are emptied,
-    so paths stay short and nothing recurses. Unreadable directories are made readable first. No link is followed.
+    def __init__(self, bytes_max: int, files_max: int) -> None:
+        self.disk_bytes = 0
+        self.entries = 0
+        self.is_too_deep = False
+        self._bytes_max = bytes_max
+        self._files_max = files_max
+
+    def count(self, name: str | Path, parent: int | None, depth: int) -> bool:
+        """Count what is below a directory; False if there is no use in going on."""
+        # Opened by its name in an open parent and never through a link: a program that swaps directories for links meanwhile
+        # has its own tree counted and nothing else.
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            directory = os.open(name, flags, dir_fd=parent)
+        except OSError:
+            return True  # it went away, or its owner closed it even to us, who then cannot count it
+        try:
+            with os.scandir(directory) as entries:
+                return all(self._count_entry(entry, directory, depth) for entry in entries)
+        finally:
+            os.close(directory)
+
+    def _count_entry(self, entry: os.DirEntry[str], directory: int, depth: int) -> bool:
+        try:
+            state = entry.stat(follow_symlinks=False)
+        except OSError:
+            return True
+        self.entries += 1
+        self.disk_bytes += state.st_blocks * 512
+        if self.disk_bytes > self._bytes_max or self.entries > self._files_max:
+            return False
+        if not stat.S_ISDIR(state.st_mode):
+            return True
+        if depth >= _DEPTH_MAX:
+            self.is_too_deep = True
+            return False
+        return self.count(entry.name, directory, depth + 1)
+
+
+def delete_tree(root: Path) -> None:
+    """Remove a directory with whatever a hostile program left in it; nothing may be running in it any more.
+
+    One directory is open at a time and names are looked up in it alone, so depth costs neither recursion, nor descriptors, nor
+    a path longer than the system takes. Closed directories are opened first. No link is followed.
     """
-    waiting = [root]
-    serial = 0
-    while waiting:
-        directory = waiting.pop()
-        _make_writable(str(directory))
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    if directory == root:
-                        waiting.append(Path(entry.path))
-                        continue
-                    serial += 1
-                    moved = root / f".condemned-{serial}-{secrets.token_hex(4)}"
-                    _make_writable(entry.path)
-                    os.rename(entry.path, moved)
-                    waiting.append(moved)
-                else:
-                    os.unlink(entry.path)
-        if directory != root:
-            directory.rmdir()
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    _make_writable(root, None)
+    here = os.open(root, flags)
+    way_down: list[str] = []
+    try:
+        while True:
+            below = _empty_of_files(here)
+            if below is not None:
+                _make_writable(below, here)
+                way_down.append(below)
+                here = _go(here, below, flags)
+            elif way_down:
+                here = _go(here, "..", flags)
+                os.rmdir(way_down.pop(), dir_fd=here)
+            else:
+                break
+    finally:
+        os.close(here)
     root.rmdir()
 
 
-def _make_writable(path: str) -> None:
-    # Root passes anyway. For others, listing and emptying need it, and so does moving: it rewrites the directory's `..`.
+def _empty_of_files(directory: int) -> str | None:
+    """Unlink what is no directory, until one is met; its name, or None when nothing is left."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                return entry.name
+            os.unlink(entry.name, dir_fd=directory)
+    return None
+
+
+def _go(here: int, name: str, flags: int) -> int:
+    there = os.open(name, flags, dir_fd=here)
+    os.close(here)
+    return there
+
+
+def _make_writable(name: str | Path, parent: int | None) -> None:
+    # Root passes anyway; others need it for listing and emptying. It was just seen to be a directory, and nobody changes it.
     if os.geteuid() != 0:
-        os.chmod(path, 0o700)
+        os.chmod(name, 0o700, dir_fd=parent)
 
 
 def _check_own(directory: Path) -> None:

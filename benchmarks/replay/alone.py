@@ -19,10 +19,11 @@ def alone_s(program: ReadyProgram, step_time: StepTimeModel, chunk_tokens: int) 
 
 def _turn_alone_s(turn: ReadyTurn, step_time: StepTimeModel, chunk_tokens: int) -> float:
     decode = StepLoad(decode_seqs=1, decode_kv_tokens=turn.input_tokens + turn.output_tokens / 2)
-    return _prefill_s(turn, step_time, chunk_tokens) + (turn.output_tokens - 1) * step_time.step_s(decode)
+    return prefill_s(turn, step_time, chunk_tokens) + (turn.output_tokens - 1) * step_time.step_s(decode)
 
 
-def _prefill_s(turn: ReadyTurn | Turn, step_time: StepTimeModel, chunk_tokens: int) -> float:
+def prefill_s(turn: ReadyTurn | Turn, step_time: StepTimeModel, chunk_tokens: int) -> float:
+    """Time to compute a turn's new tokens in chunks, with nobody else on the engine."""
     seconds, done = 0.0, turn.prefix_tokens
     while done < turn.input_tokens:
         chunk = min(chunk_tokens, turn.input_tokens - done)
@@ -46,10 +47,10 @@ def saturation_rate_per_s(
     batch = max(1, min(running_max, int(kv_tokens / context)))
     decode_step_s = step_time.step_s(StepLoad(decode_seqs=batch, decode_kv_tokens=batch * context))
     idle_step_s = step_time.step_s(StepLoad(decode_seqs=1))
-    prefill_s = 0.0
+    prefill_total_s = 0.0
     for turn in turns:
-        alone = _prefill_s(turn, step_time, chunk_tokens)
+        alone = prefill_s(turn, step_time, chunk_tokens)
         # A chunk that shares its step with decodes pays the step's fixed cost once.
         chunks = -(-turn.new_input_tokens // chunk_tokens)
-        prefill_s += max(alone - chunks * idle_step_s, alone * 0.1)
-    return roots / (output * decode_step_s / batch + prefill_s)
+        prefill_total_s += max(alone - chunks * idle_step_s, alone * 0.1)
+    return roots / (output * decode_step_s / batch + prefill_total_s)

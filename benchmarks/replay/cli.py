@@ -24,9 +24,11 @@ from rich.table import Table
 from agent_program.errors import PlatformError
 from benchmarks.replay.comparison import BASELINE, Row, points_under_pressure, rows_of, summarize_ratios
 from benchmarks.replay.hardware import GPUS, MODELS
+from benchmarks.replay.hardware import gpu as find_gpu
 
 if TYPE_CHECKING:
     from benchmarks.replay.sweep import Task
+    from benchmarks.replay.vllm_config import EngineShape
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -39,7 +41,8 @@ def replay_command(
     tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="GPUs a replica.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="Engine replicas.")] = 1,
     presets: Annotated[
-        str, typer.Option(help="Comma-separated: presets, program_fcfs, static:SECONDS, or stock (vLLM's own class).")
+        str,
+        typer.Option(help="Comma-separated: presets, program_fcfs, static:SECONDS, stock (vLLM's class), clairvoyant."),
     ] = "vllm,continuum",
     load: Annotated[str, typer.Option(help="Comma-separated arrival rates; 1 keeps the GPU just busy.")] = "0.5,1,3",
     rate: Annotated[float | None, typer.Option(help="Programs per second, instead of --load.")] = None,
@@ -54,6 +57,10 @@ def replay_command(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with seeds 1, 2, …; paired across presets.")] = 1,
     kv_tokens: Annotated[
         int | None, typer.Option(min=1024, help="Size of the KV cache, if not all of the GPU's.")
+    ] = None,
+    dram_gb: Annotated[float | None, typer.Option("--dram-gb", help="Host memory that KV is offloaded to.")] = None,
+    dram_gbps: Annotated[
+        float | None, typer.Option("--dram-gbps", help="Its rate in GB/s; the GPU's host link by default.")
     ] = None,
     scale: Annotated[float, typer.Option(min=0.001, help="Multiply every token count.")] = 1.0,
     tool_scale: Annotated[float, typer.Option(min=0.0, help="Multiply every tool time.")] = 1.0,
@@ -84,7 +91,7 @@ def replay_command(
                 "tensor_parallel": tensor_parallel,
                 "replicas": replicas,
                 "programs": programs,
-                "kv_tokens": kv_tokens,
+                "shape": _shape(gpu, tensor_parallel, kv_tokens=kv_tokens, dram_gb=dram_gb, dram_gbps=dram_gbps),
                 "tool_time_scale": tool_scale,
             },
         )
@@ -125,6 +132,17 @@ def _arrivals(
     return [(value, Arrivals(kind=kind, rate_per_s=1.0)) for value in loads]
 
 
+def _shape(
+    gpu_name: str, degree: int, *, kv_tokens: int | None, dram_gb: float | None, dram_gbps: float | None
+) -> EngineShape:
+    from benchmarks.replay.offload import Tier
+    from benchmarks.replay.vllm_config import EngineShape
+
+    rate = degree * find_gpu(gpu_name).host_link_bytes_per_s if dram_gbps is None else 1e9 * dram_gbps
+    tiers = () if dram_gb is None else (Tier(name="dram", capacity_bytes=1e9 * dram_gb, bytes_per_s=rate),)
+    return EngineShape(kv_tokens=kv_tokens, offload=tiers)
+
+
 def _read_durations(path: Path | None) -> tuple[tuple[str, tuple[float, ...]], ...]:
     if path is None:
         return ()
@@ -150,22 +168,18 @@ def _tasks(
 ) -> list[Task]:
     from benchmarks.replay.experiment import Cell, Policy
     from benchmarks.replay.sweep import Source, Task
-    from benchmarks.replay.vllm_config import EngineShape
     from benchmarks.replay.workload import ToolTimes
 
-    fields = dict(cell)
-    shape = EngineShape(kv_tokens=fields.pop("kv_tokens"))
     return [
         Task(
             source=Source(name=trace, format_name=trace_format, scale=scale),
             cell=Cell(
-                **fields,
+                **cell,
                 policy=Policy.named(preset.strip()),
                 seed=seed,
                 load=load,
                 arrivals=arrivals,
                 tool_times=ToolTimes.RESAMPLED if durations else ToolTimes.RECORDED,
-                shape=shape,
             ),
             durations=durations,
         )

@@ -15,6 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from agent_program.errors import InvalidRequest
 from benchmarks.replay.alone import alone_s, saturation_rate_per_s
+from benchmarks.replay.clairvoyant import ClairvoyantScheduler, Oracle, OracleCalls
 from benchmarks.replay.clock import VirtualClock
 from benchmarks.replay.control import NoControl, UtilityCalls
 from benchmarks.replay.hardware import Deployment, gpu, model
@@ -22,7 +23,7 @@ from benchmarks.replay.records import RunRecord, occupancy_row, program_row, sum
 from benchmarks.replay.simulation import Placement, Replica, SchedulerControl, Simulation
 from benchmarks.replay.step_time import RooflineStepTime, StepTimeModel
 from benchmarks.replay.trace import Trace
-from benchmarks.replay.vllm_config import EngineShape
+from benchmarks.replay.vllm_config import EngineShape, context_tokens
 from benchmarks.replay.vllm_engine import ReplayEngine
 from benchmarks.replay.workload import ArrivalKind, Arrivals, ToolTimes, Workload, build_workload
 from engine_replicas.config import SchedulingSettings
@@ -30,6 +31,8 @@ from engine_replicas.vllm_scheduler import make_scheduler
 
 #: vLLM's own scheduler class, untouched: what the `vllm` preset must equal.
 STOCK = "stock"
+#: Knows the future; see `clairvoyant.py`.
+CLAIRVOYANT = "clairvoyant"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +45,16 @@ class Policy:
 
     @classmethod
     def named(cls, name: str) -> Policy:
-        """A preset, `stock`, or `static:SECONDS` for a fixed time to live in the paper's order.
+        """A preset, `program_fcfs` (the paper's order without retention), `static:SECONDS` (a fixed time to live in the
+        paper's order), `stock` or `clairvoyant`.
 
         Raises:
             InvalidRequest: nothing of that name.
         """
         if name == STOCK:
             return cls(name=name, scheduling=None)
+        if name == CLAIRVOYANT:
+            return cls(name=name, scheduling={"preset": "continuum"})
         try:
             scheduling = _scheduling(name)
             SchedulingSettings.model_validate(scheduling)
@@ -149,12 +155,12 @@ def run_cell(
         ReplayStalled: the scheduler under test stops making progress.
     """
     times = step_time or RooflineStepTime(cell.deployment)
-    fitting = trace.within(min(cell.shape.max_model_tokens, cell.deployment.model.max_model_tokens, cell.kv_tokens))
+    fitting = trace.within(context_tokens(cell.deployment, cell.shape))
     if not fitting.programs:
         raise InvalidRequest(f"no program of {trace.name} fits {cell.kv_tokens} tokens of KV", param="trace")
     workload, rate_per_s = _workload(cell, fitting, times, durations)
     clock = VirtualClock()
-    replicas = [_replica(cell, times, clock) for _ in range(cell.replicas)]
+    replicas = [_replica(cell, times, clock, workload) for _ in range(cell.replicas)]
     simulation = Simulation(
         workload=workload,
         replicas=replicas,
@@ -199,16 +205,25 @@ def _workload(
     return workload, arrivals.rate_per_s if arrivals.kind in (ArrivalKind.POISSON, ArrivalKind.BURSTY) else None
 
 
-def _replica(cell: Cell, times: StepTimeModel, clock: VirtualClock) -> Replica:
-    scheduling = cell.policy.scheduling
+def _replica(cell: Cell, times: StepTimeModel, clock: VirtualClock, workload: Workload) -> Replica:
+    policy = cell.policy
+    make: Callable[..., Scheduler] = Scheduler if policy.scheduling is None else partial(make_scheduler, clock=clock)
+    oracle = None
+    if policy.name == CLAIRVOYANT:
+        oracle = Oracle(workload.programs, times, cell.shape.max_batched_tokens)
+        make = partial(ClairvoyantScheduler, clock=clock, oracle=oracle, step_time=times)
     engine = ReplayEngine(
         deployment=cell.deployment,
         shape=cell.shape,
         step_time=times,
         clock=clock,
-        make_scheduler=Scheduler if scheduling is None else partial(make_scheduler, clock=clock),
-        additional_config={} if scheduling is None else {"continuum": dict(scheduling)},
+        make_scheduler=make,
+        additional_config={} if policy.scheduling is None else {"continuum": dict(policy.scheduling)},
         jump=cell.jump,
     )
-    control: SchedulerControl = NoControl() if scheduling is None else UtilityCalls(engine.scheduler)
+    control: SchedulerControl = NoControl()
+    if oracle is not None:
+        control = OracleCalls(engine.scheduler, oracle)
+    elif policy.scheduling is not None:
+        control = UtilityCalls(engine.scheduler)
     return Replica(engine=engine, control=control)

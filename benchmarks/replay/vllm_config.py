@@ -51,6 +51,13 @@ class EngineShape:
     offload_drops_ended: bool = False
 
 
+def context_tokens(deployment: Deployment, shape: EngineShape) -> int:
+    """The longest context that the engine can be started with: what the model can do and the KV cache can hold."""
+    kv_tokens = shape.kv_tokens or deployment.kv_capacity_tokens
+    # One block is vLLM's own, and the last may be partly filled.
+    return min(shape.max_model_tokens, deployment.model.max_model_tokens, kv_tokens - 2 * shape.block_size)
+
+
 def build_vllm_config(
     deployment: Deployment, shape: EngineShape, *, additional_config: dict[str, Any]
 ) -> tuple[VllmConfig, KVCacheConfig]:
@@ -61,7 +68,7 @@ def build_vllm_config(
             model=directory,
             skip_tokenizer_init=True,
             dtype="bfloat16",
-            max_model_len=min(shape.max_model_tokens, deployment.model.max_model_tokens),
+            max_model_len=context_tokens(deployment, shape),
             enforce_eager=True,
         )
         vllm_config = VllmConfig(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from agent_program.errors import InvalidRequest
@@ -20,33 +19,13 @@ from agent_program.ids import ProgramId, ToolKey
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from agent_program.turn import TurnHints
 from engine_replicas.config import SchedulingSettings
-from engine_replicas.ordering import OrderedTurn
 from engine_replicas.retention import report
 from engine_replicas.retention.events import Armed, ArmReason, Changes, FinishedTurn, NoLease, TurnEnding
 from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseState
 from engine_replicas.retention.ledger import Ledger, RetentionCaps
 from engine_replicas.retention.policy import EndedTurn, Estimates, RetentionDecision, RetentionPolicy
-from engine_replicas.retention.programs import Branch, Program, ProgramTable, ToolWait
+from engine_replicas.retention.programs import Branch, LiveTurn, Program, ProgramTable, ToolWait
 from engine_replicas.retention.waits import WaitCounter
-
-
-@dataclass(slots=True)
-class _Turn:
-    """A turn in the engine."""
-
-    program: Program
-    hints: TurnHints
-    key: BranchKey
-    arrived_s: float
-    #: The lease it will run on.
-    lease_id: int | None
-    #: Context tokens that the branch's previous turn left behind; None for a first turn.
-    context_tokens: int | None
-    is_scheduled: bool = False
-    #: The tool of an arm request that came before the turn's end was seen here.
-    early_tool: ToolKey | None = None
-    is_armed_early: bool = False
-    is_last: bool = False
 
 
 class RetentionController:
@@ -76,7 +55,7 @@ class RetentionController:
         self._is_caching = is_caching
         self._waits = WaitCounter(estimates.tools)
         self._programs = ProgramTable(programs_max=settings.programs_max, idle_max_s=settings.program_idle_max_s)
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, LiveTurn] = {}
         self._ledger = Ledger(
             RetentionCaps(
                 blocks_max=int(settings.retained_fraction_max * blocks_total),
@@ -107,7 +86,7 @@ class RetentionController:
             self._waits.next_turn_arrived(branch, hints, now_s)
         program.live_turns += 1
         program.tools = ToolWait()
-        self._turns[turn_id] = _Turn(
+        self._turns[turn_id] = LiveTurn(
             program=program,
             hints=hints,
             key=key,
@@ -171,7 +150,7 @@ class RetentionController:
 
     def _retain(
         self,
-        turn: _Turn,
+        turn: LiveTurn,
         finished: FinishedTurn,
         tool: ToolKey | None,
         decision: RetentionDecision | None,
@@ -234,8 +213,10 @@ class RetentionController:
             return Armed(reason=ArmReason.TURN_NOT_ENDED)
         if is_last_turn:
             return Armed(reason=ArmReason.LAST_TURN, ended=self._end_program(program, LeaseEndReason.LAST_TURN, now_s))
-        if (known := program.branches.get(branch)) is not None:
-            known.tool = tool
+        known = program.branches.get(branch)
+        if known is not None:
+            # An answer without a tool call does not unsay what the client declared.
+            tool = known.tool = tool or known.tool
         if lease is None:
             return Armed(reason=ArmReason.NO_LEASE)
         decision = self._policy.decide(EndedTurn(tool=tool, context_tokens=lease.tokens))
@@ -333,17 +314,18 @@ class RetentionController:
         """Whether anything is retained."""
         return len(self._ledger) > 0
 
-    def ordered_turn(self, turn_id: str, *, is_preempted: bool, arrival_s: float) -> OrderedTurn:
-        """What the ordering may know about a turn; `arrival_s` stands in for the program of one that has none."""
+    def program_arrival_s(self, turn_id: str) -> float | None:
+        """When the turn's program was first seen; None for a turn without one."""
         turn = self._turns.get(turn_id)
-        if turn is None:
-            return OrderedTurn(is_preempted=is_preempted, is_retained=False, program_arrival_s=arrival_s)
+        return turn.program.arrived_s if turn is not None else None
+
+    def is_retained(self, turn_id: str) -> bool:
+        """Whether the turn waits and a lease holds its branch's KV for it."""
+        turn = self._turns.get(turn_id)
+        if turn is None or turn.is_scheduled:
+            return False
         lease = self._ledger.get(turn.key)
-        return OrderedTurn(
-            is_preempted=is_preempted,
-            is_retained=lease is not None and lease.lease_id == turn.lease_id,
-            program_arrival_s=turn.program.arrived_s,
-        )
+        return lease is not None and lease.lease_id == turn.lease_id
 
     def explain(self, program_id: ProgramId, now_s: float) -> dict[str, Any]:
         """The program's leases and last decisions with their inputs, plain values only."""

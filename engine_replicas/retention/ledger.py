@@ -46,7 +46,9 @@ class Ledger:
     def __init__(self, caps: RetentionCaps) -> None:
         self._caps = caps
         self._leases: dict[BranchKey, Lease] = {}
-        self._holders: Counter[int] = Counter()
+        self._held: set[int] = set()
+        #: Block → leases that hold it beyond the first. Most blocks are not shared, so most work is on whole sets.
+        self._extra_holders: dict[int, int] = {}
         self._charged: dict[int, int] = {}
         self._tenant_blocks: Counter[TenantId] = Counter()
         self._program_blocks: Counter[ProgramId] = Counter()
@@ -60,7 +62,7 @@ class Ledger:
     @property
     def blocks_held(self) -> int:
         """Distinct blocks that any lease holds."""
-        return len(self._holders)
+        return len(self._held)
 
     def get(self, key: BranchKey) -> Lease | None:
         """The branch's live lease."""
@@ -96,7 +98,7 @@ class Ledger:
         """
         ended = self._end_key(key, LeaseEndReason.SUPERSEDED)
         held = frozenset(blocks)
-        charge = sum(1 for block in held if block not in self._holders)
+        charge = len(held - self._held)
         fits = (
             self.blocks_held + charge <= self._caps.blocks_max
             and self._tenant_blocks[tenant_id] + charge <= self._caps.tenant_blocks_max
@@ -119,7 +121,9 @@ class Ledger:
         )
         self._next_id += 1
         self._put(lease)
-        self._holders.update(held)
+        for block in held & self._held:
+            self._extra_holders[block] = self._extra_holders.get(block, 0) + 1
+        self._held |= held
         self._charged[lease.lease_id] = charge
         self._tenant_blocks[tenant_id] += charge
         self._program_blocks[key.program_id] += charge
@@ -215,8 +219,8 @@ class Ledger:
             holders.update(lease.blocks)
             assert lease.queued_turns >= 0
             assert (lease.queued_turns == 0) == (lease.queued_since_s is None)
-        assert holders == self._holders
-        assert all(count > 0 for count in self._holders.values())
+        assert holders.keys() == self._held
+        assert {block: count - 1 for block, count in holders.items() if count > 1} == self._extra_holders
         assert self._charged.keys() == {lease.lease_id for lease in self._leases.values()}
         tenant: Counter[TenantId] = Counter()
         program: Counter[ProgramId] = Counter()
@@ -251,10 +255,13 @@ class Ledger:
 
     def _end(self, lease: Lease, reason: LeaseEndReason) -> LeaseEnd:
         del self._leases[lease.key]
-        for block in lease.blocks:
-            self._holders[block] -= 1
-            if not self._holders[block]:
-                del self._holders[block]
+        shared = lease.blocks & self._extra_holders.keys()
+        for block in shared:
+            if self._extra_holders[block] == 1:
+                del self._extra_holders[block]
+            else:
+                self._extra_holders[block] -= 1
+        self._held -= lease.blocks - shared
         charge = self._charged.pop(lease.lease_id)
         _subtract(self._tenant_blocks, lease.tenant_id, charge)
         _subtract(self._program_blocks, lease.key.program_id, charge)

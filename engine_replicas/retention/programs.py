@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_program.ids import ProgramId, TenantId, ToolKey
+from agent_program.turn import TurnHints
+from engine_replicas.retention.lease import BranchKey
 
 _BRANCHES_MAX = 64
 _DECISIONS_MAX = 16
@@ -77,6 +79,25 @@ class Program:
     def decided(self, event: str, now_s: float, **inputs: Any) -> None:
         """Keep what was decided and why."""
         self.decisions.append({"event": event, "at_s": now_s, **inputs})
+
+
+@dataclass(slots=True)
+class LiveTurn:
+    """A turn in the engine."""
+
+    program: Program
+    hints: TurnHints
+    key: BranchKey
+    arrived_s: float
+    #: The lease it will run on.
+    lease_id: int | None
+    #: Context tokens that the branch's previous turn left behind; None for a first turn.
+    context_tokens: int | None
+    is_scheduled: bool = False
+    #: The tool of an arm request that came before the turn's end was seen here.
+    early_tool: ToolKey | None = None
+    is_armed_early: bool = False
+    is_last: bool = False
 
 
 class ProgramTable:

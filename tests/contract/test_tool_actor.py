@@ -139,4 +139,4 @@ async def test_a_launcher_that_dies_is_replaced(backend: SandboxBackend) -> None
 
 def is_launcher(pid: int) -> bool:
     with open(f"/proc/{pid}/cmdline", "rb") as command:
-        return b"launcher.py" in command.read()
+        return b"launcher.main" in command.read()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]
 
 
 @pytest.fixture
-def sdk(platform: Platform) -> openai.OpenAI:
-    http_client = httpx.Client(trust_env=False)
-    return openai.OpenAI(base_url=f"{platform.url}/v1", api_key="none", max_retries=0, http_client=http_client)
+def sdk(platform: Platform) -> Iterator[openai.OpenAI]:
+    with httpx.Client(trust_env=False) as http_client:
+        yield openai.OpenAI(base_url=f"{platform.url}/v1", api_key="none", max_retries=0, http_client=http_client)
 
 
 def model_of(sdk: openai.OpenAI) -> str:

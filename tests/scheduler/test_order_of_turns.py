@@ -63,11 +63,24 @@ def test_turns_without_a_program_are_programs_of_their_own(engine: Build) -> Non
 
 
 def test_every_program_gets_its_turn_while_others_keep_coming_back(engine: Build) -> None:
-    ordered = engine(retention="static_ttl", ttl_s=100, pool=ONE_AT_A_TIME)
-    contexts = {name: ordered.run_turn(f"{name}-0", prompt(index, 32), program=name) for index, name in enumerate("ab")}
-    ordered.submit("newcomer", prompt(9, 32), program="new", output_tokens=5)
-    for turn in range(1, 4):
+    ordered = engine(retention="static_ttl", ttl_s=100, turn_wait_max_s=2.0, pool=ONE_AT_A_TIME)
+    contexts = {name: prompt(index, 32) for index, name in enumerate("ab")}
+    turns = dict.fromkeys("ab", 0)
+
+    def keep_both_busy() -> None:
         for name in "ab":
-            contexts[name] = ordered.run_turn(f"{name}-{turn}", contexts[name] + prompt(turn, 16), program=name)
-    ordered.run()
-    assert "newcomer" in ordered.first_scheduled
+            turn_id = f"{name}-{turns[name]}"
+            if turn_id not in ordered.scheduler.requests:
+                turns[name] += 1
+                ordered.submit(f"{name}-{turns[name]}", contexts[name], program=name, output_tokens=5)
+
+    keep_both_busy()
+    ordered.step()
+    ordered.submit("newcomer", prompt(9, 32), program="new", output_tokens=5)
+    arrived_s = ordered.clock.now_s()
+    while "newcomer" not in ordered.first_scheduled:
+        keep_both_busy()
+        ordered.step()
+        assert ordered.clock.now_s() - arrived_s < 3.0
+    # The two that came earlier did keep it out until then.
+    assert ordered.clock.now_s() - arrived_s > 1.9

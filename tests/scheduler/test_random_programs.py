@@ -76,7 +76,7 @@ def test_leases_go_before_anybody_is_preempted(model: Path, policy: str, seed: i
 
 
 def test_these_loads_do_put_memory_under_pressure(model: Path) -> None:
-    engines = [played(model, "forever", seed).engine for seed in range(200, 206)]
+    engines = [played(model, "forever", seed).engine for seed in range(8)]
     ends = sum((Counter(engine.stats()["lease_ends"]) for engine in engines), Counter())
     assert min(ends[reason] for reason in ("next_turn_scheduled", "running_turn_needs_blocks", "nothing_runs")) >= 5
     assert sum(engine.preemptions for engine in engines) >= 5

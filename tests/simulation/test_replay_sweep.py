@@ -100,7 +100,7 @@ def test_the_command_compares_presets_and_writes_its_results(trace_file, tmp_pat
 
 def test_the_command_says_what_the_presets_would_change(trace_file, tmp_path, monkeypatch):
     monkeypatch.setenv("CONTINUUM_CACHE", str(tmp_path / "cache"))
-    told = command(trace_file, "--rate", 2, "--programs", 5, "--gpu", "b200")
+    told = command(trace_file, "--rate", 2, "--programs", 5, "--gpu", "b200", "--dram-gb", 100)
     assert told.exit_code == 0, told.output
     assert "uncalibrated: b200 has no public kernel profile" in told.stdout
     assert "No preset ends programs noticeably earlier than vllm here." in told.stdout

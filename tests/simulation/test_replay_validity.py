@@ -116,6 +116,17 @@ def test_leases_that_never_lapse_still_let_everybody_run():
     assert result["leases"]["reclaimed"] > 0
 
 
+def test_knowing_the_future_ends_programs_earlier_on_average():
+    trace = generate("memoryless", programs=40, seed=1)
+    means = {
+        policy: run_cell(Cell(policy=Policy.named(policy), programs=40, load=4.0), trace).to_dict()["completion_s"][
+            "mean"
+        ]
+        for policy in ("vllm", "continuum", "clairvoyant")
+    }
+    assert means["clairvoyant"] < 0.95 * means["continuum"] < means["vllm"]
+
+
 def test_an_edited_context_is_computed_again_from_the_edit_on():
     turns = (
         Turn(input_tokens=4_000, prefix_tokens=0, output_tokens=10, tool="bash", tool_s=0.1),

@@ -12,10 +12,13 @@ from agent_program.clock import ManualClock
 from agent_program.ids import ReplicaId
 from deployments.api import Api
 from deployments.chat_api import ChatApi
+from deployments.explanation import Explainer
 from deployments.fleet import PartAnswer
 from deployments.health import Health
 from deployments.memory_chat import Item, ScriptedChat, TableFleet
+from deployments.memory_clients import ScriptedEngine, ScriptedTools
 from deployments.memory_journal import MemoryJournal
+from deployments.program_loop import ProgramLoop
 from deployments.program_service import ProgramService
 from deployments.program_settings import ProgramSettings
 from deployments.settings import HttpSettings
@@ -63,10 +66,33 @@ class ApiBench:
             chat=ChatApi(self.engine, model=MODEL),
             engine=self.engine,
             tools=ToolCatalog(BUILTIN_TOOLS, self.history),
+            explainer=Explainer(self.fleet, timeout_s=5.0),
             health=Health(journal=self.journal, fleet=self.fleet, probe_timeout_s=5.0),
             model=MODEL,
             settings=http,
         ).build()
+
+    def explained(self, program_id: str, **replicas: dict[str, Any]) -> None:
+        """What each engine replica's scheduler says of a program."""
+        answer = PartAnswer(answers=tuple(replicas.items()), faults=())
+        self.fleet.answers["engine", "explain_here", program_id] = answer
+
+    async def run_one(self, engine: ScriptedEngine, tools: ScriptedTools | None = None) -> None:
+        """What a runner does: take the next program and run it to its end."""
+        claim = await self.journal.claim("runner", lease_s=60.0)
+        assert claim is not None
+        loop = ProgramLoop(
+            claim,
+            await self.journal.load(claim.program_id),
+            runner="runner",
+            journal=self.journal,
+            engine=engine,
+            tools=tools or ScriptedTools(),
+            tool_specs=BUILTIN_TOOLS,
+            clock=self.clock,
+            settings=ProgramSettings(),
+        )
+        await loop.run()
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

@@ -260,9 +260,7 @@ def _build(
 ) -> Scheduler:
     model_config = ModelConfig(model=str(model), dtype="float32", seed=0, skip_tokenizer_init=True)
     model_config.max_model_len = max_model_len
-    cache_config = CacheConfig(
-        block_size=block_size, enable_prefix_caching=True, prefix_cache_retention_interval=retention_interval
-    )
+    cache_config = CacheConfig(block_size=block_size, enable_prefix_caching=True)
     cache_config.num_gpu_blocks = blocks + 1
     scheduler_config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -283,7 +281,12 @@ def _build(
     groups = [KVCacheGroupSpec([f"layer.{index}"], spec) for index, spec in enumerate(specs)]
     arguments: dict[str, Any] = {
         "vllm_config": vllm_config,
-        "kv_cache_config": KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups),
+        "kv_cache_config": KVCacheConfig(
+            num_blocks=blocks + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=groups,
+            prefix_cache_retention_interval=retention_interval,
+        ),
         "structured_output_manager": StructuredOutputManager(vllm_config),
         "block_size": block_size,
         "hash_block_size": block_size,

@@ -66,13 +66,15 @@ class Platform:
         """Start Ray, deploy, and wait until programs can be submitted."""
         port, client_port, agent_port = _free_ports(3)
         command = [
+            # The platform must not outlive a test run that is killed.
+            *(sys.executable, str(ROOT / "deployments" / "exec_with_parent.py"), str(os.getpid())),
             *(str(_BIN / "ray"), "start", "--head", "--block", "--disable-usage-stats", "--num-cpus=4"),
             *(f"--port={port}", "--node-ip-address=127.0.0.1", f"--ray-client-server-port={client_port}"),
             *(f"--dashboard-port={self._dashboard}", f"--dashboard-agent-listen-port={agent_port}"),
             *(f"--temp-dir={self._directory / 'ray'}", f"--object-store-memory={256 * 1024**2}"),
         ]
-        log = (self._directory / "ray.log").open("wb")
-        self._ray = subprocess.Popen(command, cwd=self._directory, env=_environment(), stdout=log, stderr=log)
+        with (self._directory / "ray.log").open("wb") as log:
+            self._ray = subprocess.Popen(command, cwd=self._directory, env=_environment(), stdout=log, stderr=log)
         wait_for(self._dashboard_answers, what="Ray's dashboard to answer", deadline_s=START_DEADLINE_S)
         self.deploy()
         self.wait_until_ready()
@@ -199,7 +201,7 @@ class Platform:
             self._ray.wait(60)
         except subprocess.TimeoutExpired:
             self._ray.kill()
-        _, alive = psutil.wait_procs(family, timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=10)
         for process in alive:
             process.kill()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -17,6 +16,7 @@ from tool_runtime.actor import ToolActor
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.history import LatencyHistory
 from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
+from tool_runtime.workspaces import delete_tree
 
 _NUMBERS = itertools.count(1)
 
@@ -29,7 +29,7 @@ def state_directory() -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path)
+        delete_tree(path)
 
 
 @asynccontextmanager

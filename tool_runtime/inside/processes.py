@@ -202,6 +202,9 @@ class Session(Runner):
         self._backlog.clear()
         self._write(self._request(call, fields))
 
+    def _program(self) -> str:
+        raise NotImplementedError
+
     def _argv(self) -> list[str]:
         raise NotImplementedError
 
@@ -228,7 +231,7 @@ class Session(Runner):
         theirs = (request_read, status_write, output_write, error_write)
         try:
             pid = os.posix_spawn(
-                self._argv()[0],
+                self._program(),
                 self._argv(),
                 os.environ,
                 file_actions=self._file_actions(request_read, status_write, output_write, error_write),
@@ -310,8 +313,11 @@ class ShellSession(Session):
     of the real one.
     """
 
+    def _program(self) -> str:
+        return "/bin/bash"
+
     def _argv(self) -> list[str]:
-        return ["/bin/bash", "--norc", "--noprofile", "-s"]
+        return ["bash", "--norc", "--noprofile", "-s"]
 
     def _file_actions(self, request: int, status: int, output: int, error: int) -> list:  # type: ignore[type-arg]
         return [
@@ -344,6 +350,9 @@ class ShellSession(Session):
 
 class PythonSession(Session):
     """The interpreter of `python_session.py`, which has a request framed by its length."""
+
+    def _program(self) -> str:
+        return sys.executable
 
     def _argv(self) -> list[str]:
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_session.py")

@@ -19,7 +19,14 @@ from tool_runtime.redis_history import RedisHistory
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
 
 BLOCK = 32
-CALLING = {"tools": [SHELL_TOOL, COUNT_TOOL], "tool_choice": "required", "max_tokens": 96, "temperature": 1.0}
+#: One call a turn, at random, with room to end it.
+CALLING = {
+    "tools": [SHELL_TOOL, COUNT_TOOL],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 96,
+    "temperature": 1.0,
+}
 
 
 def reusable(turn: Turn) -> int:
@@ -54,21 +61,21 @@ async def run_program(replica: EngineReplica, program_id: str, turns: int, **opt
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("options", [CALLING, {"temperature": 1.0, "max_tokens": 40}], ids=["tool calls", "answers"])
+@pytest.mark.parametrize("options", [CALLING, {"temperature": 1.0, "max_tokens": 24}], ids=["tool calls", "answers"])
 async def test_a_turn_finds_every_full_block_of_the_turn_before(
     engine_replica: EngineReplica, options: dict[str, Any], stream: bool
 ) -> None:
     """Whatever tokens the model chose to spell its output with, and although the client sends text back."""
-    turns = await run_program(engine_replica, f"reuse-{stream}-{len(options)}", 5, stream=stream, **options)
+    turns = await run_program(engine_replica, f"reuse-{stream}-{len(options)}", 4, stream=stream, **options)
     assert [turn.closed.cached_tokens for turn in turns[1:]] == [reusable(turn) for turn in turns[:-1]]
 
 
 async def test_tokens_are_followed_not_re_spelled(engine_replica: EngineReplica) -> None:
     before = dict((await engine_replica.stats())["token_continuity"])
-    await run_program(engine_replica, "continuity", 4, **CALLING)
+    await run_program(engine_replica, "continuity", 3, **CALLING)
     after = (await engine_replica.stats())["token_continuity"]
     grown = {name: after[name] - before.get(name, 0) for name in after}
-    assert grown.get("same", 0) + grown.get("continued", 0) == 3
+    assert grown.get("same", 0) + grown.get("continued", 0) == 2
     assert grown.get("rewritten", 0) == grown.get("no_seam", 0) == 0
 
 

@@ -20,7 +20,7 @@ def view(replica_id: ReplicaId, **fields: object) -> ReplicaView:
 
 
 def fleet(*views: ReplicaView, seed: int = 0, quarantine_s: float = 10.0) -> Fleet:
-    made = Fleet(weights=WEIGHTS, seed=seed, quarantine_s=quarantine_s)
+    made = Fleet(weights=WEIGHTS, seed=seed, quarantine_s=quarantine_s, report_period_s=1.0)
     made.replace(views, now_s=0.0)
     return made
 
@@ -131,39 +131,45 @@ def test_a_draining_replica_keeps_and_takes_programs_when_there_is_no_other() ->
 # What was sent since the report
 
 
-def test_turns_sent_since_the_report_count_until_the_second_report_after_them() -> None:
+def test_turns_sent_since_the_report_count_at_once_and_no_longer_when_they_end() -> None:
     target = fleet(view(A), view(B, running=1))
     target.turn_sent(A)
     target.turn_sent(A)
-    target.turn_ended(A)
-    target.turn_ended(A)
-    assert target.choose("p") == B  # 2 unseen turns at A, though they have ended, against 1 at B
-    target.replace([view(A, queued_tokens=32), view(B, running=1)], now_s=1.0)
-    assert target.choose("p") == B  # that report may have been under way when they were sent
-    target.replace([view(A, queued_tokens=64), view(B, running=1)], now_s=2.0)
-    assert target.choose("p") == A
-
-
-def test_a_report_that_does_not_change_lets_unseen_turns_age() -> None:
-    target = fleet(view(A), view(B, running=1))
-    for call in (target.turn_sent, target.turn_sent, target.turn_ended, target.turn_ended):
-        call(A)
-    for now_s in (1.0, 2.0):
-        target.replace([view(A), view(B, running=1)], now_s=now_s)
-        target.age(now_s=now_s, period_s=1.0)
-    assert target.choose("p") == A
-
-
-def test_turns_in_flight_count_even_when_the_report_has_not_seen_them() -> None:
-    target = fleet(view(A), view(B, running=2))
-    for _ in range(3):
-        target.turn_sent(A)
-    for now_s in (1.0, 2.0, 3.0):
-        target.replace([view(A, queued_tokens=round(now_s)), view(B, running=2)], now_s=now_s)
     assert target.choose("p") == B
-    for _ in range(3):
-        target.turn_ended(A)
+    target.turn_ended(A)
+    target.turn_ended(A)
     assert target.choose("p") == A
+
+
+def test_a_report_that_has_seen_our_turns_does_not_count_them_twice() -> None:
+    target = fleet(view(A), view(B, running=3))
+    target.turn_sent(A)
+    target.turn_sent(A)
+    target.replace([view(A, running=2), view(B, running=3)], now_s=0.5)
+    assert target.choose("p") == A  # 2 turns, not 4
+
+
+def test_turns_of_other_routers_stay_when_ours_end() -> None:
+    target = fleet(view(A), view(B, running=2))
+    target.turn_sent(A)
+    target.replace([view(A, running=4), view(B, running=2)], now_s=0.5)  # 3 of them are of others
+    target.turn_ended(A)
+    assert target.choose("p") == B
+
+
+def test_an_equal_report_after_a_period_is_a_new_one() -> None:
+    target = fleet(view(A, running=2), view(B, running=1))
+    target.turn_sent(A)
+    target.turn_sent(A)
+    target.replace([view(A, running=3), view(B, running=1)], now_s=0.1)  # ours, and 1 of others
+    target.turn_ended(A)
+    target.turn_ended(A)
+    target.replace([view(A, running=3), view(B, running=1)], now_s=0.2)  # repeated for another replica's sake
+    assert target.choose("some-program") in (A, B)
+    target.replace(
+        [view(A, running=3), view(B, running=1)], now_s=1.2
+    )  # ours are over and it is 3 still: all of others
+    assert {target.choose(f"p{number}") for number in range(20)} == {B}
 
 
 def test_events_of_a_replica_that_is_gone_change_nothing() -> None:

@@ -333,6 +333,21 @@ async def test_a_store_that_lost_its_data_learns_the_bindings_anew(world: World)
     assert await world.store.get(P) == home
 
 
+async def test_a_store_that_comes_back_empty_is_told_every_binding_before_anyone_asks(world: World) -> None:
+    (one, store), (other, _) = world.router(A, B), world.router(A, B)
+    ids = [ProgramId(f"p{number}") for number in range(6)]
+    homes = {name: (await placed(one, name)).replica_id for name in ids}
+    store.away = True
+    world.clock.advance(5.0)
+    await placed(one, ids[0])
+    await world.store.close()  # it restarts without its data
+    store.away = False
+    world.clock.advance(5.0)
+    await placed(one, ids[0])
+    assert await one.reconcile()
+    assert {name: (await placed(other, name)).replica_id for name in ids} == homes
+
+
 async def test_releasing_while_the_store_is_away_is_not_an_error(world: World) -> None:
     router, store = world.router(A, B)
     await placed(router)

@@ -99,7 +99,7 @@ class CountsStayExact(RuleBasedStateMachine):
     @invariant()
     def counts_add_up(self) -> None:
         assert sum(self.table.programs_on(replica) for replica in (A, B, ReplicaId("c"))) == len(self.table)
-        assert len(self.table) <= 6
+        assert len(self.table) == len(set(self.table.programs())) <= 6
 
 
 TestCountsStayExact = CountsStayExact.TestCase

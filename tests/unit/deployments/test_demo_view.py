@@ -70,7 +70,7 @@ def test_only_programs_that_did_not_complete_are_failures() -> None:
 def test_the_tasks_are_submitted_together_and_followed_to_their_ends() -> None:
     platform = TinyPlatform()
     with running(platform) as url:
-        finished = run_demo(url, TASKS, console=Console(file=io.StringIO()))
+        finished = run_demo(url, TASKS, screen=Console(file=io.StringIO()))
     assert len(finished) == len(TASKS) >= 6
     assert [body["metadata"]["name"] for body in platform.submitted] == [task.name for task in TASKS]
     assert {body["tool_choice"] for body in platform.submitted} == {"required"}

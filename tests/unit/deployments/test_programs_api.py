@@ -8,35 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent_program.errors import StoreUnavailable
-from agent_program.ids import ToolKey
-from agent_program.tool_events import LatencySample, SampleSource, ToolEventKind, ToolOutcome
 from deployments.memory_clients import ScriptedEngine, ScriptedTools, answer, tool_calls
-from deployments.memory_journal import MemoryJournal
-from deployments.program_loop import ProgramLoop
 from deployments.program_settings import ProgramSettings
 from support.api import MODEL, ApiBench, error_of
-from tool_runtime.registry import BUILTIN_TOOLS
 
 SUBMISSION: dict[str, Any] = {"input": "List the files.", "tools": ["shell"]}
-
-
-async def run_one(bench: ApiBench, engine: ScriptedEngine, tools: ScriptedTools | None = None) -> None:
-    """What a runner does: take the next program and run it to its end."""
-    claim = await bench.journal.claim("runner", lease_s=60.0)
-    assert claim is not None
-    loop = ProgramLoop(
-        claim,
-        await bench.journal.load(claim.program_id),
-        runner="runner",
-        journal=bench.journal,
-        engine=engine,
-        tools=tools or ScriptedTools(),
-        tool_specs=BUILTIN_TOOLS,
-        clock=bench.clock,
-        settings=ProgramSettings(),
-    )
-    await loop.run()
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -212,7 +188,7 @@ async def test_a_finished_program_tells_what_it_did() -> None:
     )
     async with bench.client() as client:
         await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
-        await run_one(bench, engine, ScriptedTools({"shell": ["a.txt b.txt"]}))
+        await bench.run_one(engine, ScriptedTools({"shell": ["a.txt b.txt"]}))
         program = (await client.get("/v1/programs/a?include=journal,turns")).json()
     assert program["state"] == "completed"
     assert program["end_reason"] == "answer"
@@ -275,6 +251,7 @@ async def test_a_bad_list_query_is_refused(query: str) -> None:
 )
 async def test_a_program_that_is_not_there_is_a_404_everywhere(method: str, path: str) -> None:
     bench = ApiBench()
+    bench.explained("nobody", r1={"is_known": False})
     async with bench.client() as client:
         response = await client.request(method, path)
     assert response.status_code == 404
@@ -301,7 +278,7 @@ async def test_a_program_that_has_ended_otherwise_cannot_be_cancelled() -> None:
     bench = ApiBench()
     async with bench.client() as client:
         await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
-        await run_one(bench, ScriptedEngine([answer("done")]))
+        await bench.run_one(ScriptedEngine([answer("done")]))
         response = await client.post("/v1/programs/a/cancel")
     assert response.status_code == 409
     assert error_of(response)["code"] == "illegal_state"
@@ -314,7 +291,7 @@ async def test_events_are_the_steps_in_order_and_end_with_the_program() -> None:
     bench = ApiBench()
     async with bench.client() as client:
         await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
-        await run_one(bench, ScriptedEngine([answer("done")]))
+        await bench.run_one(ScriptedEngine([answer("done")]))
         response = await client.get("/v1/programs/a/events")
     assert response.headers["content-type"].startswith("text/event-stream")
     events = events_of(response.text)
@@ -333,7 +310,7 @@ async def test_events_go_on_behind_the_last_one_that_was_seen() -> None:
     bench = ApiBench()
     async with bench.client() as client:
         await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
-        await run_one(bench, ScriptedEngine([answer("done")]))
+        await bench.run_one(ScriptedEngine([answer("done")]))
         response = await client.get("/v1/programs/a/events", headers={"Last-Event-ID": "3"})
         assert [event["id"] for event in events_of(response.text)] == ["4", "5"]
         bad = await client.get("/v1/programs/a/events", headers={"Last-Event-ID": "yesterday"})
@@ -346,7 +323,7 @@ async def test_a_follower_sees_steps_as_they_come_with_heartbeats_in_between() -
         await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
         following = asyncio.create_task(client.get("/v1/programs/a/events"))
         await asyncio.sleep(0.12)  # longer than two heartbeats of 0.05 s
-        await run_one(bench, ScriptedEngine([answer("done")]))
+        await bench.run_one(ScriptedEngine([answer("done")]))
         response = await following
     assert response.text.count(": heartbeat") >= 1
     assert [event["id"] for event in events_of(response.text)] == ["1", "2", "3", "4", "5"]
@@ -365,160 +342,3 @@ async def test_no_more_event_streams_are_open_than_allowed() -> None:
         await client.post("/v1/programs/a/cancel")
         await first
         assert (await client.get("/v1/programs/a/events")).status_code == 200
-
-
-# Client-run tools, explanations
-
-
-async def test_a_client_reports_its_tools_to_the_replica_of_its_program() -> None:
-    bench = ApiBench()
-    async with bench.client() as client:
-        body = {"kind": "finished", "tool": "bash", "arguments": {"command": "cd x && pytest"}, "elapsed_s": 2.5}
-        assert (await client.post("/v1/programs/mine/tool_events", json=body)).status_code == 202
-    (event,) = bench.engine.events
-    assert (event.program_id, event.kind, event.tool) == ("mine", ToolEventKind.FINISHED, "pytest")
-    assert (event.elapsed_s, event.outcome) == (2.5, ToolOutcome.OK)
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"kind": "begun", "tool": "x"}, "kind"),
-        ({"kind": "started"}, "tool"),
-        ({"kind": "started", "tool": ""}, "tool"),
-        ({"kind": "finished", "tool": "x", "elapsed_s": -1}, "elapsed_s"),
-        ({"kind": "finished", "tool": "x", "outcome": "splendid"}, "outcome"),
-        ({"kind": "finished", "tool": "x", "when": 1}, "when"),
-    ],
-)
-async def test_a_bad_tool_event_is_refused_and_not_passed_on(body: dict[str, Any], param: str) -> None:
-    bench = ApiBench()
-    async with bench.client() as client:
-        response = await client.post("/v1/programs/mine/tool_events", json=body)
-    assert response.status_code == 400
-    assert error_of(response)["param"] == param
-    assert bench.engine.events == []
-
-
-async def test_an_explanation_joins_the_program_and_the_scheduler() -> None:
-    bench = ApiBench()
-    bench.engine.explanations["theirs"] = {"is_known": True, "leases": []}
-    async with bench.client() as client:
-        await client.post("/v1/programs", json={**SUBMISSION, "program_id": "ours"})
-        ours = (await client.get("/v1/programs/ours/explain")).json()
-        theirs = (await client.get("/v1/programs/theirs/explain")).json()
-    assert ours["program"]["id"] == "ours"
-    assert theirs["program"] is None
-    assert theirs["scheduler"]["is_known"]
-
-
-async def test_deleting_a_client_run_program_releases_its_kv() -> None:
-    bench = ApiBench()
-    bench.engine.explanations["theirs"] = {"is_known": True}
-    async with bench.client() as client:
-        assert (await client.delete("/v1/programs/theirs")).json()["deleted"]
-    assert bench.engine.released == ["theirs"]
-
-
-# Tools, health
-
-
-async def test_tools_are_listed_in_openais_shape() -> None:
-    async with ApiBench().client() as client:
-        listed = (await client.get("/v1/tools")).json()
-    assert [entry["function"]["name"] for entry in listed["data"]] == list(BUILTIN_TOOLS)
-    assert {entry["type"] for entry in listed["data"]} == {"function"}
-
-
-async def test_latency_is_told_of_tools_and_of_measured_programs() -> None:
-    bench = ApiBench()
-    sample = LatencySample(
-        tool=ToolKey("pytest"),
-        duration_s=3.0,
-        outcome=ToolOutcome.OK,
-        source=SampleSource.TOOL_RUNTIME,
-        at_wall_s=bench.clock.wall_s(),
-    )
-    await bench.history.add([sample])
-    async with bench.client() as client:
-        measured = (await client.get("/v1/tools/pytest/latency")).json()
-        unmeasured = (await client.get("/v1/tools/shell/latency")).json()
-        unknown = await client.get("/v1/tools/hammer/latency")
-    assert (measured["count"], measured["p50_s"]) == (1, 3.0)
-    assert (unmeasured["count"], unmeasured["p50_s"]) == (0, None)
-    assert unknown.status_code == 404
-    assert error_of(unknown)["code"] == "tool_not_found"
-
-
-async def test_ready_names_the_part_that_is_not() -> None:
-    from deployments.fleet import PartAnswer
-
-    bench = ApiBench()
-    async with bench.client() as client:
-        assert (await client.get("/healthz")).status_code == 200
-        ready = await client.get("/readyz")
-        assert (ready.status_code, ready.json()["status"]) == (200, "ready")
-        bench.fleet.answers["tools", "probe"] = PartAnswer(answers=(), faults=("no sandbox holds here",))
-        unready = await client.get("/readyz")
-    assert unready.status_code == 503
-    assert unready.json()["parts"]["tools"] == {
-        "ready": False,
-        "reason": "no sandbox holds here",
-        "replicas_ready": 0,
-    }
-    assert unready.json()["parts"]["engine"]["ready"]
-
-
-async def test_metrics_join_replicas_under_one_family_and_count_programs() -> None:
-    bench = ApiBench()
-    async with bench.client() as client:
-        await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
-        await run_one(bench, ScriptedEngine([answer("done", prompt_tokens=100, cached_tokens=64)]))
-        page = (await client.get("/metrics")).text
-    assert page.count("# TYPE vllm:running gauge") == 1
-    assert 'vllm:running{engine="0",part="engine",replica="r1"} 3.0' in page
-    assert 'vllm:running{engine="0",part="engine",replica="r2"} 4.0' in page
-    assert 'continuum_replicas_silent{part="engine"} 1.0' in page
-    assert 'continuum_programs{state="completed"} 1.0' in page
-    assert 'continuum_programs_ended_total{reason="answer",state="completed"} 1.0' in page
-    assert "continuum_program_reused_tokens_total 64.0" in page
-    assert "continuum_store_up 1.0" in page
-
-
-async def test_a_store_that_is_away_is_a_503_that_says_when_to_come_back() -> None:
-    class Away(MemoryJournal):
-        async def create(self, *_: Any, **__: Any) -> Any:
-            raise StoreUnavailable(retry_after_s=2)
-
-        async def check(self) -> None:
-            raise StoreUnavailable
-
-    bench = ApiBench()
-    bench = ApiBench(journal=Away(bench.clock))
-    async with bench.client() as client:
-        response = await client.post("/v1/programs", json=SUBMISSION)
-        assert (response.status_code, error_of(response)["code"]) == (503, "store_unavailable")
-        assert response.headers["retry-after"] == "2"
-        assert not (await client.get("/readyz")).json()["parts"]["store"]["ready"]
-        assert (await client.get("/healthz")).status_code == 200
-
-
-async def test_wrong_routes_and_methods_have_openais_shape_too() -> None:
-    async with ApiBench().client() as client:
-        assert error_of(await client.get("/v1/nothing"))["code"] == "route_not_found"
-        wrong = await client.put("/v1/programs")
-    assert wrong.status_code == 405
-    assert error_of(wrong)["code"] == "method_not_allowed"
-
-
-async def test_an_error_of_ours_is_a_500_without_its_details() -> None:
-    class Broken(MemoryJournal):
-        async def get(self, program_id: str) -> Any:
-            raise RuntimeError("secret detail")
-
-    bench = ApiBench(journal=Broken(ApiBench().clock))
-    async with bench.client() as client:
-        response = await client.get("/v1/programs/a")
-    assert response.status_code == 500
-    assert error_of(response)["code"] == "internal_error"
-    assert "secret" not in response.text
