@@ -63,7 +63,9 @@ async def run_once(
 
 def report(shape_name: str, cells: dict[str, dict[int, list[ProgramRun]]], stats: dict[str, Any]) -> dict[str, Any]:
     """One workload's numbers: per preset pooled over seeds, and the ratio of every preset to the first, pair by pair."""
-    presets = {name: _preset_numbers([run for runs in by_seed.values() for run in runs]) for name, by_seed in cells.items()}
+    presets = {
+        name: _preset_numbers([run for runs in by_seed.values() for run in runs]) for name, by_seed in cells.items()
+    }
     base, *others = cells
     return {
         "workload": shape_name,
@@ -124,7 +126,9 @@ def _table(result: dict[str, Any]) -> str:
     lines = []
     for one in result["workloads"]:
         lines.append(f"{one['workload']} (seeds {result['seeds']}, pool {result['pool_share']:.2f} of the working set)")
-        lines.append(f"  {'preset':<10} {'mean s':>8} {'P95 s':>8} {'first tok s':>12} {'recomputed':>11} {'reused':>9}")
+        lines.append(
+            f"  {'preset':<10} {'mean s':>8} {'P95 s':>8} {'first tok s':>12} {'recomputed':>11} {'reused':>9}"
+        )
         for name, numbers in one["presets"].items():
             done = numbers["completion_s"]
             lines.append(

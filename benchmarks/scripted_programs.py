@@ -104,9 +104,7 @@ def draw_programs(shape: WorkloadShape, *, seed: int) -> list[ScriptedProgram]:
         turns = tuple(_draw_turn(shape, rng, position, count) for position in range(count))
         program_id = ProgramId(f"bench-{seed}-{number}")
         text_seed = rng.getrandbits(32)
-        programs.append(
-            ScriptedProgram(program_id=program_id, arrival_s=arrival_s, turns=turns, text_seed=text_seed)
-        )
+        programs.append(ScriptedProgram(program_id=program_id, arrival_s=arrival_s, turns=turns, text_seed=text_seed))
         arrival_s += rng.expovariate(shape.arrivals_per_s)
     return programs
 

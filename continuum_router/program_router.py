@@ -181,13 +181,18 @@ class ProgramRouter:
 
     async def _wait_until_heard_of(self, replica_id: ReplicaId) -> None:
         """Wait for a replica that another router knows and this one does not; one that stays unknown is lost."""
+        if self._has_heard_of(replica_id):
+            return
         try:
             async with asyncio.timeout(self._settings.unknown_replica_grace_s):
-                while replica_id not in self.fleet and not self.fleet.is_lost(replica_id):
+                while not self._has_heard_of(replica_id):
                     self._replicas_changed.clear()
                     await self._replicas_changed.wait()
         except TimeoutError:
             self.fleet.presume_lost(replica_id, now_s=self._clock.now_s())
+
+    def _has_heard_of(self, replica_id: ReplicaId) -> bool:
+        return replica_id in self.fleet or self.fleet.is_lost(replica_id)
 
     async def _follow(self, program_id: ProgramId) -> Placement | None:
         entry = self._table.get(program_id)
@@ -240,7 +245,8 @@ class ProgramRouter:
             self._reconciling = asyncio.create_task(self._reconcile_until_done())
 
     async def reconcile(self) -> bool:
-        """Offer the store the bindings that it may not know; returns whether it took them all."""
+        """Offer the store the bindings that it may not know; returns whether none is left. (When the first of them finds the store
+        back, all known bindings join, and a second pass is due.)"""
         for program_id in list(self._unconfirmed):
             if self._table.get(program_id) is None:
                 self._unconfirmed.pop(program_id, None)

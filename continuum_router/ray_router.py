@@ -76,6 +76,7 @@ class ProgramAffinityRouter(RequestRouter):
         self._closer: weakref.finalize[Any, Any] | None = None
         self._releases: set[asyncio.Task[None]] = set()
         self._pending_by_metadata: dict[int, PendingRequest] = {}
+        self._reserved: dict[int, ReplicaId] = {}
         tags = {"namespace": namespace, "deployment": self._deployment_id.name}
         self._placements = Counter(
             "continuum_router_placements",
@@ -111,6 +112,7 @@ class ProgramAffinityRouter(RequestRouter):
         replica = self._replica(placement.replica_id)
         if replica is None:
             return []  # it left while we asked the store; Serve asks again
+        self._reserve(pending_request, placement.replica_id)
         return [[replica]] if session_id else [[replica], self._replicas_list]
 
     @property
@@ -155,10 +157,26 @@ class ProgramAffinityRouter(RequestRouter):
 
     def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
         self._pending_by_metadata.pop(id(pending_request.metadata), None)
+        # Serve wakes the request that got its replica before it comes to this callback, and the request sends itself then.
+        self._event_loop.call_soon(self._unreserve, id(pending_request.metadata))
 
     def _get_pending_request_matching_internal_request_id(self, request_metadata: Any = None) -> PendingRequest | None:
         pending = self._pending_by_metadata.get(id(request_metadata))
         return pending if pending is not None and not pending.future.done() else None
+
+    # Between choice and sending, requests that arrive together pass through; a choice counts as a turn meanwhile, so that they
+    # do not all choose the same replica.
+
+    def _reserve(self, pending_request: PendingRequest, replica_id: ReplicaId) -> None:
+        key = id(pending_request.metadata)
+        self._unreserve(key)
+        if key in self._pending_by_metadata:
+            self._reserved[key] = replica_id
+            self._programs.fleet.turn_sent(replica_id)
+
+    def _unreserve(self, key: int) -> None:
+        if (replica_id := self._reserved.pop(key, None)) is not None:
+            self._programs.fleet.turn_ended(replica_id)
 
     # Details
 

@@ -100,7 +100,7 @@ def run_demo(url: str, tasks: Sequence[Task], *, screen: Console) -> list[dict[s
         DemoFailed: a program was still going long after its own time limit.
         ClientError: the platform refused a program or stopped answering.
     """
-    with RestClient(url) as client, ProgressView(screen) as view:
+    with RestClient(url, timeout_s=60.0) as client, ProgressView(screen) as view:
         ids = [client.submit(task.submission())["id"] for task in tasks]
         deadline_s = time.monotonic() + MAX_SECONDS + 60
         while True:

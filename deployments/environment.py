@@ -17,6 +17,8 @@ DEFAULTS: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    # Converting the model takes seconds, and a bar in a log is a line a hundred times.
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     # vLLM would pin each engine's threads to the same first cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }

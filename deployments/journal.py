@@ -119,8 +119,9 @@ class Journal(Protocol):
         """Newest first, starting behind the program `after`. Raises InvalidRequest where `after` is not known."""
         ...
 
-    async def claim(self, runner: str, *, lease_s: float) -> Claim | None:
-        """Take the next program that nobody runs: one whose lease ran out, else the head of the queue; None if there is none."""
+    async def claim(self, runner: str, *, lease_s: float, take_lapsed: bool = True) -> Claim | None:
+        """Take the next program that nobody runs: one whose lease ran out, else the head of the queue; None if there is none.
+        Without `take_lapsed` only from the queue."""
         ...
 
     async def extend(self, claims: Sequence[Claim], *, lease_s: float) -> dict[str, LeaseStatus]:

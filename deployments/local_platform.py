@@ -57,19 +57,23 @@ def local_platform(settings: PlatformSettings, listen: ListenOn, *, on_stage: Ca
         PlatformStartError: the port is taken, or a part did not come up.
     """
     port = _free_port(listen)
-    with contextlib.ExitStack() as stack:
+    stack = contextlib.ExitStack()
+    try:
         _restore_signals_at_the_end(stack)
-        try:
-            on_stage("starting Ray")
-            _start_ray(listen.ray_address, stack, num_cpus=_ray_cpus(settings.replicas))
-            on_stage("starting the engine, the store and the tools")
-            _start_app(settings, listen, port, stack)
-            url = f"http://{_reachable(listen.host)}:{port}"
-            _wait_until_ready(url)
-            yield url
-        finally:
-            on_stage("shutting down")
-            _protect_the_clean_up(stack)
+        on_stage("starting Ray")
+        _start_ray(listen.ray_address, stack, num_cpus=_ray_cpus(settings.replicas))
+        on_stage("starting the engine, the store and the tools")
+        _start_app(settings, listen, port, stack)
+        url = f"http://{_reachable(listen.host)}:{port}"
+        _wait_until_ready(url)
+        yield url
+    finally:
+        on_stage("shutting down")
+        _protect_the_clean_up()
+        # While Serve ends, a thread of Ray's prints to stdout that Serve's controller has ended: no error, it is in Ray's
+        # logs, and a caller's stdout may be JSON.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            stack.close()
 
 
 def _free_port(listen: ListenOn) -> int:
@@ -156,13 +160,8 @@ def _restore_signals_at_the_end(stack: contextlib.ExitStack) -> None:
         stack.callback(signal.signal, number, signal.getsignal(number))
 
 
-def _protect_the_clean_up(stack: contextlib.ExitStack) -> None:
-    """A second Ctrl-C must not cut it short, and an orphan must not escape it.
-
-    While Serve ends, a thread of Ray's prints to stdout that Serve's controller has ended. That is no error, it is in Ray's
-    logs, and a caller's stdout may be JSON.
-    """
-    stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: SIM115  the stack closes it
+def _protect_the_clean_up() -> None:
+    """A second Ctrl-C must not cut it short, and an orphan must not escape it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     adopt_orphans()

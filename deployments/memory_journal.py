@@ -114,8 +114,8 @@ class MemoryJournal:
         records = tuple([await self.get(entry.spec.id) for entry in found[:limit]])
         return Page(records=records, has_more=len(found) > limit)
 
-    async def claim(self, runner: str, *, lease_s: float) -> Claim | None:
-        program_id = self._lapsed() or next(iter(self._queue), None)
+    async def claim(self, runner: str, *, lease_s: float, take_lapsed: bool = True) -> Claim | None:
+        program_id = (self._lapsed() if take_lapsed else None) or next(iter(self._queue), None)
         if program_id is None:
             return None
         self._queue.pop(program_id, None)

@@ -93,14 +93,15 @@ class ProgramService:
         async with self._journal.listen(program_topic(program_id)) as signal:
             while True:
                 try:
+                    # In this order: steps of a program that was final before they were read are all there.
+                    is_final = (await self._journal.get(program_id)).state.is_final
                     steps = await self._journal.steps(program_id, after_seq=after_seq, limit=_EVENT_BATCH)
-                    is_over = not steps and (await self._journal.get(program_id)).state.is_final
                 except ProgramNotFound:
                     return
                 for step in steps:
                     yield step
                     after_seq = step.seq
-                if is_over:
+                if is_final and not steps:
                     return
                 if not steps and not await signal.wait(self._settings.heartbeat_s):
                     yield None

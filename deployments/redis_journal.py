@@ -152,8 +152,8 @@ class RedisJournal:
         records = tuple(_decode_record(record, cancel) for record, cancel in rows if record is not None)
         return Page(records=records, has_more=len(ids) > limit)
 
-    async def claim(self, runner: str, *, lease_s: float) -> Claim | None:
-        answer = await self._run("claim", int(lease_s * 1000), runner)
+    async def claim(self, runner: str, *, lease_s: float, take_lapsed: bool = True) -> Claim | None:
+        answer = await self._run("claim", int(lease_s * 1000), runner, int(take_lapsed))
         return Claim(program_id=answer[0], token=int(answer[1])) if answer else None
 
     async def extend(self, claims: Sequence[Claim], *, lease_s: float) -> dict[str, LeaseStatus]:

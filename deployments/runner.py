@@ -5,6 +5,9 @@ from the journal. A runner that is stopped cleanly hands its programs back, so t
 
 Three tasks beside the programs: one claims when there is room, one extends leases (and learns of cancellations and of lost
 leases), one forgets finished programs. Each survives a store that is away and tries again.
+
+When a store comes back after longer than a lease, every lease has run out although its runner lives. So for the length of one
+lease nobody takes over, and living runners extend theirs.
 """
 
 from __future__ import annotations
@@ -66,6 +69,8 @@ class ProgramRunner:
         self._settings = settings
         self._running: dict[str, _Running] = {}
         self._has_room = asyncio.Event()
+        #: Until then, leases that ran out are left alone.
+        self._no_takeover_before_s = 0.0
         self._duties: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -106,6 +111,7 @@ class ProgramRunner:
                 await duty()
             except StoreUnavailable as error:
                 logger.warning("%s: %s", self.name, error)
+                self._no_takeover_before_s = self._clock.now_s() + self._settings.lease_s
             except Exception:
                 logger.exception("%s: a duty failed and starts again", self.name)
             await asyncio.sleep(self._settings.retry_s)
@@ -116,7 +122,11 @@ class ProgramRunner:
                 self._has_room.clear()
                 if len(self._running) >= self._settings.running_per_runner_max:
                     await self._has_room.wait()
-                claim = await self._journal.claim(self.name, lease_s=self._settings.lease_s)
+                claim = await self._journal.claim(
+                    self.name,
+                    lease_s=self._settings.lease_s,
+                    take_lapsed=self._clock.now_s() >= self._no_takeover_before_s,
+                )
                 if claim is None:
                     await queued.wait(self._settings.poll_s)
                 else:

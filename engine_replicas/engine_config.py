@@ -109,7 +109,10 @@ class EngineSettings(BaseModel):
         "quarter more throughput, and false on a GPU.",
     )
     cpu_threads: int | None = Field(
-        default=None, ge=1, description="Threads of a CPU engine; None leaves OMP_NUM_THREADS as it is."
+        default=1,
+        ge=1,
+        description="Threads of a CPU engine; None leaves OMP_NUM_THREADS as it is. Threads wait for one another at every "
+        "layer, so that more of them than idle cores are many times slower than one.",
     )
     tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs that one engine is split over.")
     tensor_parallel_executor: TensorParallelExecutor = Field(

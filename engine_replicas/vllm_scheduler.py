@@ -52,7 +52,7 @@ from agent_program.ids import ID_BYTES_MAX, ProgramId, ToolKey
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from agent_program.turn import TurnHints
 from engine_replicas.config import RetentionName, SchedulingSettings
-from engine_replicas.ordering import Arrivals, OrderedTurn
+from engine_replicas.ordering import Arrivals, Fcfs, OrderedTurn
 from engine_replicas.policies import new_estimates, ordering_policy, retention_policy
 from engine_replicas.retention.controller import RetentionController
 from engine_replicas.retention.events import FinishedTurn, HeldKv, TurnEnding
@@ -112,9 +112,8 @@ class _Retaining(Scheduler):
         settings = _settings(self.vllm_config)
         self._clock = clock or SystemClock()
         self._estimates = new_estimates(settings, step_tokens_max=self.max_num_scheduled_tokens)
-        self._ordering = ordering_policy(settings)
-        if self._ordering.reorders and not isinstance(self.waiting, FCFSRequestQueue):
-            raise ValueError("an ordering of programs needs vLLM's scheduling policy `fcfs`")
+        # Under vLLM's policy `priority` the operator has said who goes first.
+        self._ordering = ordering_policy(settings) if isinstance(self.waiting, FCFSRequestQueue) else Fcfs()
         self._controller = RetentionController(
             settings=settings,
             policy=retention_policy(settings, self._estimates),
@@ -136,6 +135,8 @@ class _Retaining(Scheduler):
             settings.ordering_name.value,
             self._blocks_total,
         )
+        if self._ordering.reorders is not ordering_policy(settings).reorders:
+            logger.warning("vLLM's scheduling policy `priority` orders turns; %s does not", settings.ordering_name.value)
         if settings.retention_name is RetentionName.END_OF_TURN:
             return
         if not self.kv_cache_manager.enable_caching:

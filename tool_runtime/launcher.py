@@ -59,6 +59,8 @@ class Child:
         self.memory_bytes_max = memory_bytes_max
         self.is_busy = True
         self.watched_s = time.monotonic()
+        #: It was told to end by the end of its init; the next look kills it if it did not.
+        self.is_killed = False
         #: Why it was killed, where that was our doing.
         self.reason = ""
         self.stderr = b""
@@ -189,11 +191,13 @@ class Launcher:
         now_s = time.monotonic()
         next_s = None
         for child in self._children.values():
-            due_s = child.watched_s + (_BUSY_WATCH_S if child.is_busy else _IDLE_WATCH_S)
+            due_s = child.watched_s + (_IDLE_WATCH_S if not child.is_busy or child.is_killed else _BUSY_WATCH_S)
             if due_s <= now_s:
                 child.watched_s = now_s
                 due_s = now_s + _BUSY_WATCH_S
-                if not child.reason and holds_more_than(child.memory_bytes_max, descendants(child.process.pid)):
+                if child.is_killed:
+                    self._kill(child)
+                elif not child.reason and holds_more_than(child.memory_bytes_max, descendants(child.process.pid)):
                     child.reason = f"it used more than {child.memory_bytes_max // 2**20} MiB of memory"
                     self._kill(child)
             next_s = due_s if next_s is None else min(next_s, due_s)
@@ -202,7 +206,17 @@ class Launcher:
     def _kill(self, child: Child) -> None:
         if child.scope == "descendants":
             kill_descendants(child.process.pid)
-        child.process.kill()
+            child.process.kill()
+            return
+        # The init of the namespace is the child of the outermost process. Killed by itself, it ends only when everything
+        # inside has ended, and the outermost process after it: so that `exited` means that nothing is left.
+        inits = children_of(child.process.pid)
+        for init in inits:
+            kill(init)
+        if not inits or child.is_killed:
+            child.process.kill()
+        child.is_killed = True
+        child.watched_s = time.monotonic()
 
     def _kill_orphans(self) -> None:
         """What a sandbox leaves behind when its outermost process dies becomes our child, for we are a subreaper."""
@@ -227,9 +241,15 @@ class Launcher:
         """Kill what still runs and wait for it."""
         for child in self._children.values():
             self._kill(child)
-        self._kill_orphans()
-        # All of them were killed; none is left to whatever the machine has for an init.
+        # None is left to whatever the machine has for an init. Who does not end with its init is killed itself.
+        deadline_s = time.monotonic() + _IDLE_WATCH_S
         with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline_s:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(0.005)
+            for child in self._children.values():
+                kill(child.process.pid)
+            self._kill_orphans()
             while True:
                 os.waitpid(-1, 0)
 

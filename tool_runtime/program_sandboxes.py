@@ -100,6 +100,7 @@ class ProgramSandboxes:
         self._programs: OrderedDict[tuple[TenantId, ProgramId], ProgramSandbox] = OrderedDict()
         self.started = 0
         self.closed_for_room = 0
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def live(self) -> int:
@@ -198,6 +199,7 @@ class ProgramSandboxes:
     async def close(self) -> None:
         """Close every sandbox."""
         await asyncio.gather(*(self._close(program) for program in self._programs.values()))
+        await asyncio.gather(*self._closing)
         self._programs.clear()
 
     async def _start(self, program: ProgramSandbox) -> LiveSandbox:
@@ -238,7 +240,11 @@ class ProgramSandboxes:
         sandbox, program.sandbox = program.sandbox, None
         if sandbox is not None:
             program.all_state_lost()
-            await sandbox.close()
+            # A task of its own, so that whoever is cancelled while waiting for it does not leave it half closed.
+            closing = asyncio.create_task(sandbox.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            await asyncio.shield(closing)
 
     def _live(self) -> list[ProgramSandbox]:
         return [program for program in self._programs.values() if program.sandbox is not None]

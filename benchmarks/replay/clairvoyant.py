@@ -111,7 +111,7 @@ class ClairvoyantScheduler(RetainingScheduler):
             oracle=oracle, step_time=step_time, chunk_tokens=self.max_num_scheduled_tokens
         )
 
-    def _put_in_order(self) -> None:
+    def _put_in_order(self, now_s: float) -> None:
         if not self._controller.is_order_stale:
             return
         self._controller.is_order_stale = False

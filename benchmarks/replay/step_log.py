@@ -8,11 +8,15 @@ The model is linear with non-negative coefficients, which is what the roofline b
     step_s = a + b·turns + c·tokens + d·pairs
 
 fitted by least squares of the *relative* error, so that short steps count as much as long ones.
+
+    python -m benchmarks.replay.step_log steps.jsonl --json
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,3 +123,29 @@ def _non_negative_least_squares(matrix: Any, target: Any) -> Any:
     coefficients = np.zeros(matrix.shape[1])
     coefficients[kept] = np.maximum(solution, 0.0) / scale[kept]
     return coefficients
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the model that describes a log; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.replay.step_log", description="Fit a step-time model to an engine's step log."
+    )
+    parser.add_argument("log", type=Path, help="the file that scheduling.step_log_path named")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(argv)
+    try:
+        fit = fit_step_time(read_step_log(arguments.log))
+    except (OSError, InvalidRequest) as error:
+        parser.error(str(error))
+    names = ("step_s", "turn_s", "token_s", "pair_s")
+    fitted = dict(zip(names, fit.coefficients, strict=True))
+    if arguments.json:
+        print(json.dumps({"coefficients": fitted, "mape": fit.mape, "steps": fit.steps}, indent=2))
+    else:
+        print("\n".join(f"{name:<8} {value:.3e} s" for name, value in fitted.items()))
+        print(f"mean absolute relative error {fit.mape:.1%} over {fit.steps} steps")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,10 @@
 -- Take the next program that nobody runs: the longest-lapsed lease, else the head of the queue.
--- ARGV: lease in ms, runner. Returns {id, token} or false.
+-- ARGV: lease in ms, runner, '1' to take lapsed leases. Returns {id, token} or false.
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 while true do
-  local id = redis.call('ZRANGEBYSCORE', 'continuum:programs:leases', '-inf', now_ms, 'LIMIT', 0, 1)[1]
+  local id = ARGV[3] == '1'
+      and redis.call('ZRANGEBYSCORE', 'continuum:programs:leases', '-inf', now_ms, 'LIMIT', 0, 1)[1]
     or redis.call('ZRANGE', 'continuum:programs:queue', 0, 0)[1]
   if not id then return false end
   local program = 'continuum:program:' .. id

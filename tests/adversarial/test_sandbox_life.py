@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -60,79 +59,6 @@ async def test_a_program_that_attacks_its_own_agent_loses_its_sandbox_and_nothin
     assert (await neighbour.shell("echo $A")).output == "1"
 
 
-FORGERIES = {
-    "nonsense": "b'\\xff' * 100",
-    "a huge frame": "b'\\x7f\\xff\\xff\\xff' + b'x' * 1000",
-    "fields cut off": "b'\\0\\0\\0\\3\\xff\\0\\0'",
-    "an answer to another call": "frame(ev=b'done', id=b'999', nonce=b'x', exit_code=b'0')",
-    "an answer with a wrong nonce": "frame(ev=b'done', id=b'1', nonce=b'0' * 16, exit_code=b'0') + frame(ev=b'done', id=b'2', nonce=b'', exit_code=b'0')",
-    "a pickle": "frame(ev=pickle.dumps(print), id=pickle.dumps({}), data=b'\\x80\\x04.')",
-    "nested json": "frame(ev=b'[' * 100000, id=b'{' * 100000)",
-    "output without end": "b''.join(frame(ev=b'out', id=b'1', stream=b'stdout', data=b'x' * 60000) for _ in range(1000))",
-    "an exit code that is none": "frame(ev=b'done', id=b'1', nonce=b'x', exit_code=b'9' * 10000)",
-}
-
-
-@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
-async def test_what_a_hostile_agent_sends_is_data_or_the_end_of_its_sandbox(
-    program: Program, neighbour: Program, forgery: str
-) -> None:
-    """The program puts code of its own in place of the agent, whose socket it takes over by the agent's memory."""
-    await neighbour.shell("A=1")
-    hijacked = await hijack(program, forgery)
-    assert hijacked.outcome is not None
-    again = await program.shell("echo works", timeout_s=30)
-    assert again.output.splitlines()[0] == "works" or again.outcome is not ToolOutcome.OK
-    assert (await program.shell("echo works", timeout_s=30)).output.splitlines()[0] == "works"
-    assert (await neighbour.shell("echo $A")).output == "1"
-
-
-async def hijack(program: Program, forgery: str):
-    """Have the agent's process send `forgery`: its Python is rewritten through /proc/2/mem."""
-    code = textwrap.dedent(
-        """
-        import os, pickle, re, struct
-        def frame(**fields):
-            body = b"".join(
-                bytes((len(name),)) + name.encode() + struct.pack(">I", len(value)) + value for name, value in fields.items()
-            )
-            return struct.pack(">I", len(body)) + body
-        payload = FORGERY
-        # The agent runs files.py from its own directory when it is first asked for a file; its path is a string in memory.
-        wanted, replacement = b"/.agent\\0", b"/tmp/a\\0\\0"
-        os.makedirs("/tmp/a/tool_runtime/inside", exist_ok=True)
-        with open("/tmp/payload", "wb") as out:
-            out.write(payload)
-        with open("/tmp/a/tool_runtime/inside/files.py", "w") as out:
-            out.write("import os\\nfor fd in range(3, 30):\\n  try:\\n    if os.readlink(f'/proc/self/fd/{fd}').startswith('socket'):\\n"
-                      "      data = open('/tmp/payload', 'rb').read()\\n      os.set_blocking(fd, True)\\n"
-                      "      while data: data = data[os.write(fd, data):]\\n  except OSError: pass\\n")
-        replaced = 0
-        with open("/proc/2/maps") as maps, open("/proc/2/mem", "r+b", buffering=0) as memory:
-            for line in maps:
-                if "rw-p" not in line:
-                    continue
-                start, end = (int(edge, 16) for edge in line.split()[0].split("-"))
-                memory.seek(start)
-                try:
-                    content = memory.read(end - start)
-                except OSError:
-                    continue
-                for match in re.finditer(re.escape(b"/.agent/tool_runtime/inside\\0"), content):
-                    memory.seek(start + match.start())
-                    memory.write(b"/tmp/a/tool_runtime/inside\\0\\0")
-                    replaced += 1
-                for match in re.finditer(re.escape(wanted), content):
-                    memory.seek(start + match.start())
-                    memory.write(replacement)
-                    replaced += 1
-        replaced
-        """
-    ).replace("FORGERY", forgery)
-    await program.python(code)
-    return await program.run("read_file", {"path": "/tmp/payload"}, timeout_s=5)
-
-
 async def test_an_actor_that_is_killed_leaves_no_process(backend: SandboxBackend) -> None:
     mark = f"7777.{os.getpid()}"
     script = f"""
@@ -182,13 +108,15 @@ async def cycle(actor: ToolActor, times: int) -> None:
         await actor.release(program.id, delete_workspace=True)
 
 
-def machine_state(directory: Path) -> dict[str, int]:
+def machine_state(directory: Path, launcher: int) -> dict[str, int]:
     """What a leak would show in."""
     with open("/proc/self/mountinfo") as mounts:
         mount_count = len(mounts.readlines())
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "descendants": len(descendants_of(os.getpid())),
+        "descriptors of the launcher": len(os.listdir(f"/proc/{launcher}/fd")),
+        "processes": len(descendants_of(launcher)),
+        "zombies": len(zombies_of(launcher)),
         "mounts": mount_count,
         "files": sum(len(names) + len(files) for _, names, files in os.walk(directory)),
     }
@@ -202,12 +130,11 @@ async def test_opening_and_closing_leaks_nothing(backend: SandboxBackend, times:
         assert directory is not None
         await cycle(actor, 4)
         (launcher,) = [pid for pid in descendants_of(os.getpid()) - others if "launcher" in command_of(pid)]
-        before = machine_state(directory), len(os.listdir(f"/proc/{launcher}/fd"))
+        before = machine_state(directory, launcher)
         await asyncio.gather(*(cycle(actor, times // 4) for _ in range(4)))
         # A closed socket's transport goes with the next turn of the loop.
         await asyncio.sleep(0)
-        assert (machine_state(directory), len(os.listdir(f"/proc/{launcher}/fd"))) == before
-        assert zombies_of(launcher) == []
+        assert machine_state(directory, launcher) == before
 
 
 def command_of(pid: int) -> str:

@@ -178,6 +178,19 @@ async def test_a_lapsed_lease_goes_to_the_next_claim_with_a_larger_token_and_bef
     assert new.token > old.token
 
 
+async def test_lapsed_leases_can_be_left_to_their_runners(world: World) -> None:
+    await world.create(spec(id="a"))
+    old = await world.claim(lease_s=0.05)
+    await world.create(spec(id="b"))
+    await world.lapse(old)
+    taken = await world.journal.claim("runner", lease_s=60.0, take_lapsed=False)
+    assert taken is not None
+    assert taken.program_id == "b"
+    assert await world.journal.claim("runner", lease_s=60.0, take_lapsed=False) is None
+    # Its runner lives, and keeps it.
+    assert await world.journal.extend([old], lease_s=60.0) == {"a": LeaseStatus.HELD}
+
+
 async def test_only_the_latest_claim_may_write(world: World) -> None:
     await world.create(spec(id="a"))
     old = await world.claim(lease_s=0.05)

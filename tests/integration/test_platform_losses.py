@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import httpx
 import pytest
@@ -105,6 +106,26 @@ def test_a_follower_resumes_behind_its_last_event_when_the_ingress_is_killed(pla
 
     wait_for(follow, what="the last event", deadline_s=END_DEADLINE_S)
     assert seen == [step["seq"] for step in platform.journal(program_id)]
+
+
+def test_a_store_that_does_not_answer_for_longer_than_a_lease_interrupts_no_program(platform: Platform) -> None:
+    ids = [platform.submit(**SLOW_TOOL), platform.submit(**LONG_TURNS)]
+    platform.wait_for_step(ids[0], "tool.started")
+    (server,) = platform.processes("valkey-server")
+    server.send_signal(signal.SIGSTOP)
+    try:
+        refused = platform.client.post("/v1/programs", json={"input": "x"}, timeout=60)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "store_unavailable"
+        assert refused.headers["retry-after"]
+        time.sleep(platform.args["programs"]["lease_s"])
+    finally:
+        server.send_signal(signal.SIGCONT)
+    for program_id in ids:
+        program = platform.wait_for_end(program_id)
+        assert program["state"] == "completed", program
+        assert len(platform.steps(program_id, "program.claimed")) == 1
+    assert platform.steps(ids[0], "tool.finished")[0]["outcome"] == "ok"
 
 
 def test_the_store_killed_while_programs_run_comes_back_with_all_of_them(platform: Platform) -> None:

@@ -179,7 +179,7 @@ def test_requests_without_a_program_are_spread_and_bind_nothing(calm: ToyApp, ca
     responses = [calm.handle().turn.remote(0.2) for _ in range(20)]
     spread = Counter(response.result(timeout_s=60)["replica"] for response in responses)
     assert len(spread) == 2
-    assert min(spread.values()) >= 5
+    assert min(spread.values()) >= 5  # programs bound by other tests weigh as well
     assert calm.bindings(calm_store) == before
 
 

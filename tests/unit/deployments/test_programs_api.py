@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from agent_program.clock import ManualClock
 from deployments.memory_clients import ScriptedEngine, ScriptedTools, answer, tool_calls
+from deployments.memory_journal import MemoryJournal
 from deployments.program_settings import ProgramSettings
 from support.api import MODEL, ApiBench, error_of
 
@@ -304,6 +306,37 @@ async def test_events_are_the_steps_in_order_and_end_with_the_program() -> None:
     ]
     assert events[-1]["data"]["end_reason"] == "answer"
     assert all(event["data"]["program_id"] == "a" for event in events)
+
+
+async def test_the_last_event_is_seen_whenever_it_comes() -> None:
+    """The program ends between any two looks of its follower at the journal."""
+
+    class EndsAtLook(MemoryJournal):
+        looks_left = 1_000_000
+
+        async def look(self) -> None:
+            self.looks_left -= 1
+            if self.looks_left == 0:
+                await bench.run_one(ScriptedEngine([answer("done")]))
+
+        async def get(self, program_id: str) -> Any:
+            record = await super().get(program_id)
+            await self.look()
+            return record
+
+        async def steps(self, program_id: str, **options: Any) -> Any:
+            steps = await super().steps(program_id, **options)
+            await self.look()
+            return steps
+
+    for looks in range(1, 6):
+        journal = EndsAtLook(ManualClock())
+        bench = ApiBench(journal=journal)
+        async with bench.client() as client:
+            await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
+            journal.looks_left = looks
+            response = await client.get("/v1/programs/a/events")
+        assert [event["id"] for event in events_of(response.text)] == ["1", "2", "3", "4", "5"], looks
 
 
 async def test_events_go_on_behind_the_last_one_that_was_seen() -> None:

@@ -164,11 +164,11 @@ async def test_a_runner_outlives_a_store_that_is_away() -> None:
     class Away(MemoryJournal):
         claims = 0
 
-        async def claim(self, runner: str, *, lease_s: float) -> Claim | None:
+        async def claim(self, *arguments: Any, **options: Any) -> Claim | None:
             self.claims += 1
             if self.claims <= 3:
                 raise StoreUnavailable
-            return await super().claim(runner, lease_s=lease_s)
+            return await super().claim(*arguments, **options)
 
     journal = Away(SystemClock())
     one = runner(journal, ScriptedEngine([answer("done")]))
@@ -176,6 +176,35 @@ async def test_a_runner_outlives_a_store_that_is_away() -> None:
         await journal.create(fresh("a"), queued_max=10)
         await ended(journal, "a")
         one.check_health()
+
+
+async def test_programs_in_progress_survive_a_store_that_was_away_for_longer_than_their_leases() -> None:
+    class Away(MemoryJournal):
+        is_away = False
+
+        async def claim(self, *arguments: Any, **options: Any) -> Claim | None:
+            if self.is_away:
+                raise StoreUnavailable
+            return await super().claim(*arguments, **options)
+
+        async def extend(self, *arguments: Any, **options: Any) -> dict[str, LeaseStatus]:
+            if self.is_away:
+                raise StoreUnavailable
+            return await super().extend(*arguments, **options)
+
+    journal = Away(SystemClock())
+    gate: Gate[TurnOutcome] = Gate(answer("kept"))
+    async with running(runner(journal, ScriptedEngine([gate])), runner(journal, ScriptedEngine())):
+        await journal.create(fresh("a"), queued_max=10)
+        await gate.reached.wait()
+        journal.is_away = True
+        await asyncio.sleep(QUICK.lease_s * 2)
+        journal.is_away = False
+        await asyncio.sleep(QUICK.lease_s)
+        gate.opened.set()
+        assert (await ended(journal, "a")).output == "kept"
+    kinds = [step.kind.value for step in await journal.steps("a")]
+    assert kinds.count("program.claimed") == 1
 
 
 async def test_finished_programs_are_forgotten() -> None:
