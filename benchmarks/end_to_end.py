@@ -41,7 +41,7 @@ async def run_once(
 
     programs = draw_programs(shape, seed=seed)
     blocks = max(160, int(working_set_tokens(programs) * pool_share) // _BLOCK_TOKENS)
-    engine = EngineSettings(num_gpu_blocks_override=blocks, max_model_len=4096)
+    engine = EngineSettings(num_gpu_blocks_override=blocks, max_model_len=4096, engine_log_level="ERROR")
     # The programs' clients report exact tool times to the replica; nothing else needs a store.
     replica = EngineReplica(engine, SchedulingSettings(preset=preset), "", history=MemoryHistory())
     try:
@@ -160,7 +160,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison and print it; returns the exit code."""
     arguments = _arguments(argv)
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    # vLLM logs to standard output, which is for the results.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     started_s = time.monotonic()
     result = asyncio.run(
         compare(

@@ -33,6 +33,8 @@ from deployments.settings import PlatformSettings
 MAX_TOKENS_PER_TURN = 160
 MAX_SECONDS = 300.0
 POLL_S = 0.5
+#: Of 32 tokens each: about half of what the eight programs hold at their ends.
+KV_BLOCKS = 80
 
 INSTRUCTIONS = (
     "You work in a sandbox: your workspace is the current directory, and there is no network. In every step you call one tool "
@@ -72,7 +74,7 @@ TASKS = (
     Task(name="system", task="1. Run uname -a\n2. Run nproc\n3. Run uptime\n4. Run env", tools=("shell",), max_turns=5),
     Task(name="folders", task="1. Run mkdir notes\n2. Run ls\n3. Run find .", tools=("shell",), max_turns=4),
     Task(name="clock", task="What is the date today? Use the date command.", tools=("shell", "python"), max_turns=5),
-    Task(name="sum", task="Compute (1 + 100) * 50 with Python.", tools=("python",), max_turns=4),
+    Task(name="sum", task="Run this code: print(2 ** 10)", tools=("python",), max_turns=4),
     Task(name="files", task="List the files in the current directory.", tools=("list_files",), max_turns=5),
     Task(name="hello", task="Write the word hello to hello.txt.", tools=("write_file",), max_turns=4),
     Task(name="pause", task="1. Run date\n2. Run sleep 2\n3. Run date", tools=("shell",), max_turns=5),
@@ -84,9 +86,15 @@ class DemoFailed(Exception):
 
 
 def demo_settings(directory: Path) -> PlatformSettings:
-    """The defaults, with everything that is kept on disk below `directory`, on ports that nobody else uses."""
+    """A KV pool in which the programs do not all fit at once, so that keeping one's KV has a price.
+
+    Everything that is kept on disk is below `directory`, on a port that nobody else uses.
+    """
     return PlatformSettings.model_validate(
         {
+            "engine": {"max_model_len": 2048, "num_gpu_blocks_override": KV_BLOCKS},
+            # The policy learns from tool calls, and a demo has few: it is to leave its cold start after these.
+            "scheduling": {"k_cold_start": 4},
             "store": {"embedded_port": _free_port(), "data_dir": directory / "store"},
             "programs": {"keep_finished_s": 3600},
         }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from agent_program.errors import InvalidRequest, RequestTooLarge
+
+#: Far more than any conversation or tool schema has.
+NESTING_MAX = 100
 
 
 async def read_json(request: Request, *, bytes_max: int, timeout_s: float) -> Any:
@@ -29,9 +33,14 @@ async def read_json(request: Request, *, bytes_max: int, timeout_s: float) -> An
     except ClientDisconnect:
         raise InvalidRequest("the client went away before its request was complete") from None
     try:
-        return json.loads(raw, parse_constant=_no_constant)
+        body = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if _is_deeper(body, NESTING_MAX):
+        raise InvalidRequest(f"the body is nested more than {NESTING_MAX} levels deep")
+    if b"\\ud" in raw.lower() and not _is_unicode(body):
+        raise InvalidRequest("the body holds half of a surrogate pair, which is no character")
+    return body
 
 
 async def _read(request: Request, bytes_max: int) -> bytes:
@@ -42,6 +51,29 @@ async def _read(request: Request, bytes_max: int) -> bytes:
             raise _too_large(bytes_max)
         parts.append(part)
     return b"".join(parts)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Containers nested more than `levels` deep. What copies and stores a body recurses, and must not meet its limit."""
+    front = [value]
+    for _ in range(levels):
+        front = [child for node in front for child in _children(node)]
+        if not front:
+            return False
+    return any(isinstance(node, (dict, list)) for node in front)
+
+
+def _children(node: Any) -> Iterable[Any]:
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return (child for child in children if isinstance(child, (dict, list)))
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _too_large(bytes_max: int) -> RequestTooLarge:

@@ -82,7 +82,8 @@ class ToolClient(Protocol):
 
         Raises:
             ToolHostLost: the actor died; the call may have run.
-            PlatformError: the call was refused before it started.
+            Unavailable, Overloaded, SandboxUnavailable: nothing takes the call now; it has not run.
+            InvalidRequest: the call cannot be run as it is.
         """
         ...
 

@@ -30,6 +30,8 @@ class EndReason(StrEnum):
     TURN_FAILED = "turn_failed"
     #: No engine replica took the turn, or the one that replayed it was lost too.
     ENGINE_UNAVAILABLE = "engine_unavailable"
+    #: No sandbox or no tool actor took a tool call.
+    TOOLS_UNAVAILABLE = "tools_unavailable"
     #: Runner after runner was lost with the program before any of them finished a step of it.
     RUNNERS_LOST = "runners_lost"
     #: An error inside the runner; its log has the traceback.

@@ -30,7 +30,7 @@ from deployments.ports import ContextOverflow, EngineClient, ReplicaLost, ToolCl
 from deployments.program import EndReason, ProgramFailure, ProgramRecord
 from deployments.program_settings import ProgramSettings
 from deployments.steps import PendingCall, Step, StepKind, apply, apply_to_record, ended_step, fold
-from deployments.tool_batch import ToolBatch, ToolWait
+from deployments.tool_batch import ToolBatch, ToolsUnavailable, ToolWait
 from tool_runtime.registry import ToolSpec, openai_schema
 
 logger = logging.getLogger(__name__)
@@ -195,14 +195,14 @@ class ProgramLoop:
 
     # Tools
 
-    async def _run_tools(self, action: RunTools) -> None:
+    async def _run_tools(self, action: RunTools) -> End | None:
         batch = ToolBatch(
             program_id=ProgramId(self._spec.id),
             tenant_id=TenantId(self._spec.tenant_id),
             allowed=self._spec.tools,
             tool_specs=self._tool_specs,
             tool_timeout_s=self._spec.limits.tool_timeout_s,
-            parallel_max=self._settings.tool_calls_parallel_max,
+            settings=self._settings,
             engine=self._engine,
             tools=self._tools,
             clock=self._clock,
@@ -224,10 +224,13 @@ class ProgramLoop:
 
         try:
             await batch.run(action.calls, report)
+        except ToolsUnavailable as error:
+            return _failed(EndReason.TOOLS_UNAVAILABLE, error)
         except asyncio.CancelledError:
             # The sandbox must not outlive the decision to stop.
             await asyncio.shield(self._tools.cancel(self._spec.id))
             raise
+        return None
 
     # The journal
 

@@ -83,6 +83,9 @@ class ProgramSettings(BaseModel):
     engine_wait_s: float = Field(
         default=300.0, ge=0, description="Seconds for which a turn waits while no engine replica takes it."
     )
+    tool_wait_s: float = Field(
+        default=60.0, ge=0, description="Seconds for which a tool call waits while no tool actor or sandbox takes it."
+    )
     store_wait_s: float = Field(
         default=60.0, ge=0, description="Seconds for which a program waits for a store that does not answer."
     )

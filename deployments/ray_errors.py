@@ -1,6 +1,6 @@
 """Errors of Ray and Serve, told apart by what they mean for a turn or a tool call.
 
-the replica died under the call          it may have run        ActorDiedError, ActorUnavailableError, ...
+the replica died under the call          it may have run        ActorDiedError, any other RayError
 no replica takes the call                it has not run         BackPressureError, DeploymentUnavailableError, ...
 the replica's own PlatformError          as it says             comes back wrapped in RayTaskError
 """
@@ -40,10 +40,9 @@ def translated_ray_errors(*, lost: type[Unavailable], what: str) -> Iterator[Non
         raise Overloaded(f"{what} takes no more requests now; try again later", retry_after_s=1) from error
     except _REFUSED as error:
         raise Unavailable(f"{what} is not available: {error}", retry_after_s=1) from error
-    except (*_LOST, TaskCancelledError, RequestCancelledError) as error:
+    except (RayError, RequestCancelledError) as error:
+        # Whatever else Ray says: the call may have run.
         raise lost(f"{what} was lost: {_first_line(error)}") from error
-    except RayError as error:
-        raise Unavailable(f"{what} does not answer: {_first_line(error)}", retry_after_s=1) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_program.clock import Clock
-from agent_program.errors import PlatformError
+from agent_program.errors import InvalidRequest, Overloaded, PlatformError, SandboxUnavailable, Unavailable
 from agent_program.ids import ProgramId, TenantId, ToolKey
 from agent_program.tool_events import ToolEvent, ToolEventKind, ToolOutcome
 from deployments.ports import EngineClient, ToolClient, ToolHostLost
+from deployments.program_settings import ProgramSettings
 from deployments.steps import PendingCall, interrupted_result
 from tool_runtime.registry import ToolSpec
 from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
@@ -26,6 +27,12 @@ logger = logging.getLogger(__name__)
 
 #: An idempotent call whose actor died runs once more; if that one dies too, the tool is what kills it.
 _IDEMPOTENT_RETRIES = 1
+
+
+class ToolsUnavailable(PlatformError):
+    """No tool actor or sandbox took the call."""
+
+    code = "tools_unavailable"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +49,7 @@ Report = Callable[[dict[str, Any], ToolWait | None], Awaitable[None]]
 
 
 class ToolBatch:
-    """Runs the calls of one turn."""
+    """Runs the calls of one turn. `run` raises ToolsUnavailable, and whatever `report` raises."""
 
     def __init__(
         self,
@@ -52,7 +59,7 @@ class ToolBatch:
         allowed: Sequence[str],
         tool_specs: Mapping[str, ToolSpec],
         tool_timeout_s: float | None,
-        parallel_max: int,
+        settings: ProgramSettings,
         engine: EngineClient,
         tools: ToolClient,
         clock: Clock,
@@ -62,7 +69,8 @@ class ToolBatch:
         self._allowed = allowed
         self._tool_specs = tool_specs
         self._tool_timeout_s = tool_timeout_s
-        self._slots = asyncio.Semaphore(parallel_max)
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.tool_calls_parallel_max)
         self._engine = engine
         self._tools = tools
         self._clock = clock
@@ -97,7 +105,7 @@ class ToolBatch:
                 for call in calls:
                     group.create_task(one(call))
         except ExceptionGroup as failures:
-            # Only `report` raises, and the first that does stops the others: one error says it all.
+            # The first that fails stops the others: one error says it all.
             raise failures.exceptions[0] from None
 
     async def _result_of(self, call: PendingCall, key: ToolKey) -> dict[str, Any]:
@@ -109,14 +117,28 @@ class ToolBatch:
         async with self._slots:
             for attempt in range(1 + _IDEMPOTENT_RETRIES):
                 try:
-                    return _result_data(await self._call(call, key))
+                    return _result_data(await self._call_when_possible(call, key))
                 except ToolHostLost as error:
                     logger.warning("program %s: call %s lost its actor: %s", self._program_id, call.call_id, error)
                     if not is_idempotent or attempt == _IDEMPOTENT_RETRIES:
                         return interrupted_result(call, tool_key=self.key(call))
-                except PlatformError as error:
+                except InvalidRequest as error:
                     return _refused(call, self.key(call), f"The tool could not be run: {error.message}")
         raise AssertionError("the last attempt returns")
+
+    async def _call_when_possible(self, call: PendingCall, key: ToolKey) -> ToolResult:
+        """Wait out a time in which nothing takes the call. It is not the program's to handle, so the model does not hear of
+        it; if it lasts, the error ends the program."""
+        give_up_s = self._clock.now_s() + self._settings.tool_wait_s
+        while True:
+            try:
+                return await self._call(call, key)
+            except ToolHostLost:
+                raise
+            except (Unavailable, Overloaded, SandboxUnavailable) as error:
+                if self._clock.now_s() >= give_up_s:
+                    raise ToolsUnavailable(error.message) from error
+                await asyncio.sleep(self._settings.retry_s)
 
     async def _call(self, call: PendingCall, key: ToolKey) -> ToolResult:
         async def on_started(_: ToolStarted) -> None:

@@ -48,10 +48,6 @@ class SchedulerClient:
         self._answered_at_s = self._clock.now_s()
         return answer
 
-    def heard(self) -> None:
-        """The engine core gave some other sign of life."""
-        self._answered_at_s = self._clock.now_s()
-
     @property
     def silence_s(self) -> float:
         """Seconds since the engine core last answered."""

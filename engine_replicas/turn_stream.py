@@ -43,11 +43,6 @@ class TurnClosed:
     #: the scheduler did not answer.
     lease: dict[str, Any] | None
 
-    @property
-    def recomputed_tokens(self) -> int:
-        """Context that had to be computed, whether it was new or had been dropped."""
-        return self.prompt_tokens - self.cached_tokens
-
 
 NOT_GENERATED = TurnClosed(
     prompt_tokens=0, cached_tokens=0, output_tokens=0, tool_keys=(), finish_reason="error", lease=None

@@ -136,7 +136,9 @@ class _Retaining(Scheduler):
             self._blocks_total,
         )
         if self._ordering.reorders is not ordering_policy(settings).reorders:
-            logger.warning("vLLM's scheduling policy `priority` orders turns; %s does not", settings.ordering_name.value)
+            logger.warning(
+                "vLLM's scheduling policy `priority` orders turns; %s does not", settings.ordering_name.value
+            )
         if settings.retention_name is RetentionName.END_OF_TURN:
             return
         if not self.kv_cache_manager.enable_caching:
@@ -160,7 +162,7 @@ class _Retaining(Scheduler):
         self._arrivals.arrived(request.request_id, now_s)
         hints = _hints(request)
         if hints is not None:
-            self._controller.turn_arrived(request.request_id, hints, now_s)
+            self._controller.turn_arrived(request.request_id, hints, now_s, has_stop_strings=_has_stop_strings(request))
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = self._clock.now_s()
@@ -384,10 +386,14 @@ def _hints(request: Request) -> TurnHints | None:
     return TurnHints.from_xargs(program_id, request.sampling_params.extra_args)
 
 
+def _has_stop_strings(request: Request) -> bool:
+    return request.sampling_params is not None and bool(request.sampling_params.stop)
+
+
 def _ending(request: Request, max_model_len: int) -> TurnEnding:
     if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
         return TurnEnding.CUT if request.num_tokens >= max_model_len else TurnEnding.ENDED
-    has_stop_strings = request.sampling_params is not None and bool(request.sampling_params.stop)
-    if request.status == RequestStatus.FINISHED_ABORTED and has_stop_strings and request.num_output_tokens:
+    is_aborted = request.status == RequestStatus.FINISHED_ABORTED
+    if is_aborted and _has_stop_strings(request) and request.num_output_tokens:
         return TurnEnding.MAYBE_ENDED
     return TurnEnding.CUT

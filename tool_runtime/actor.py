@@ -105,8 +105,10 @@ class ToolActor:
                     flush_interval_s=self._settings.history.flush_interval_s,
                     buffered_samples_max=self._settings.history.buffered_samples_max,
                 )
+            self._sandboxes.warm.fill()
             self._housekeeping = [
-                asyncio.create_task(_again_and_again(self._sandboxes.close_idle)),
+                asyncio.create_task(_again_and_again(self._sandboxes.clean)),
+                asyncio.create_task(_again_and_again(self._sandboxes.rest_idle)),
                 asyncio.create_task(_again_and_again(self._sandboxes.check_disks)),
             ]
             _LOG.info("tools run in %s sandboxes", self._backend.name)
@@ -180,6 +182,8 @@ class ToolActor:
             "reason": self._refusal,
             "live_sandboxes": sandboxes.live if sandboxes is not None else 0,
             "sandboxes_started": sandboxes.started if sandboxes is not None else 0,
+            "sandboxes_warm": len(sandboxes.warm) if sandboxes is not None else 0,
+            "sandboxes_claimed_warm": sandboxes.warm.claimed if sandboxes is not None else 0,
             "sandboxes_closed_for_room": sandboxes.closed_for_room if sandboxes is not None else 0,
             "calls_running": self._running,
             "calls_waiting": len(self._calls) - self._running,
@@ -234,10 +238,12 @@ class ToolActor:
             except WorkspaceFull as exc:
                 yield self._refused(call, f"No more calls run: {exc}.")
                 return
-            state_was_lost = program.take_news_of_lost_state(tool)
             queue_s = self._clock.now_s() - queued_s
             yield ToolStarted(call_id=call.call_id, tool_key=key, queue_s=queue_s)
             execution = await self._execute(key, sandbox, tool, arguments, timeout_s, cancelled)
+            # What died between calls is heard of during the next one at the latest.
+            program.sessions_lost(sandbox.take_lost_sessions())
+            state_was_lost = program.take_news_of_lost_state(tool)
             program.executed(tool, execution)
         outcome = rendering.outcome_of(execution)
         self._outcomes[outcome] += 1

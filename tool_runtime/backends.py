@@ -10,13 +10,14 @@ import os
 import platform
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent_program.errors import SandboxUnavailable
 from tool_runtime import probes
 from tool_runtime.bubblewrap import Bubblewrap, find_python
 from tool_runtime.config import SandboxBackend, ToolRuntimeSettings
+from tool_runtime.landlock import Landlock
 from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.sandbox import Sandboxing
 from tool_runtime.seccomp import UnsupportedArchitecture
@@ -34,6 +35,7 @@ async def choose(settings: ToolRuntimeSettings, launcher: LauncherClient, worksp
     """
     makers: dict[SandboxBackend, Callable[[ToolRuntimeSettings, Workspaces], Sandboxing]] = {
         SandboxBackend.BUBBLEWRAP: _bubblewrap,
+        SandboxBackend.LANDLOCK: _landlock,
     }
     if settings.sandbox is SandboxBackend.UNSAFE_LOCAL:
         return UnsafeLocal(find_python())
@@ -59,6 +61,19 @@ def _bubblewrap(settings: ToolRuntimeSettings, workspaces: Workspaces) -> Sandbo
         return Bubblewrap(_within_reach(find_bwrap(settings.bwrap_path), workspaces), find_python())
     except UnsupportedArchitecture as exc:
         raise SandboxUnavailable(f"{exc} ({platform.machine()})") from exc
+
+
+def _landlock(settings: ToolRuntimeSettings, workspaces: Workspaces) -> Sandboxing:
+    try:
+        return Landlock(find_python(), _agent_within_reach(workspaces))
+    except UnsupportedArchitecture as exc:
+        raise SandboxUnavailable(f"{exc} ({platform.machine()})") from exc
+
+
+def _agent_within_reach(workspaces: Workspaces) -> Path:
+    """A copy of the agent's package that the sandboxes' user can read, below the directory that is returned."""
+    sources = sorted((Path(__file__).parent / "inside").glob("*.py"))
+    return _copied({f"tool_runtime/inside/{path.name}": path for path in sources}, workspaces)
 
 
 def find_bwrap(configured: Path | None) -> Path:
@@ -88,22 +103,31 @@ def _within_reach(bwrap: Path, workspaces: Workspaces) -> Path:
         return bwrap
     package = bwrap.parent.parent
     libraries = package.with_name(package.name + ".libs")
-    content = [bwrap, *(sorted(libraries.iterdir()) if libraries.is_dir() else [])]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in content)).hexdigest()[:16]
-    home = workspaces.programs / digest
-    if not home.exists():
-        # Made aside and moved into place, so that two actors that start together cannot run half a file.
-        aside = workspaces.programs / f"{digest}-{os.getpid()}"
-        for path in content:
-            target = aside / path.relative_to(package.parent)
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-            target.chmod(0o755)
-        try:
-            aside.rename(home)
-        except OSError:
-            shutil.rmtree(aside)  # another was first
+    files = [bwrap, *(sorted(libraries.iterdir()) if libraries.is_dir() else [])]
+    home = _copied({str(path.relative_to(package.parent)): path for path in files}, workspaces)
     return home / bwrap.relative_to(package.parent)
+
+
+def _copied(files: Mapping[str, Path], workspaces: Workspaces) -> Path:
+    """A directory with copies of `files` by their names in it, which everybody can read and run."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()[:16]
+    home = workspaces.programs / digest
+    if home.exists():
+        return home
+    # Made aside and moved into place, so that two actors that start together cannot run half a file.
+    aside = workspaces.programs / f"{digest}-{os.getpid()}"
+    for name, path in files.items():
+        target = aside / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        target.chmod(0o755)
+    for directory in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
+        directory.chmod(0o755)
+    try:
+        aside.rename(home)
+    except OSError:
+        shutil.rmtree(aside)  # another was first
+    return home
 
 
 def _bundled() -> list[Path]:

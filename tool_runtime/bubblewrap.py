@@ -63,6 +63,7 @@ class Bubblewrap:
 
     name = "bubblewrap"
     isolates = True
+    has_own_view = True
 
     def __init__(self, bwrap: Path, python: Path, *, machine: str | None = None) -> None:
         """`python` runs the agent, and its installation is shown to programs read-only where it lies outside /usr.
@@ -101,15 +102,12 @@ class Bubblewrap:
             kill_scope=KillScope.NAMESPACE,
         )
 
-    def workspace_inside(self, spec: SandboxSpec) -> str:
-        return WORKSPACE_INSIDE
-
 
 def agent_command(python: Path, agent_dir: str, limits: SandboxLimits, scope: KillScope) -> tuple[str, ...]:
     """The command line of the exec agent, whose package lies below `agent_dir`."""
     start = (
         f"import sys; sys.path.insert(0, {agent_dir!r}); from tool_runtime.inside import agent; "
-        "agent.main(int(sys.argv[1]), sys.argv[2], sys.argv[3] == 'namespace')"
+        "agent.main(sys.orig_argv[5], int(sys.argv[1]), *sys.argv[2:])"
     )
     return (str(python), "-I", "-S", "-B", "-c", start, "{fd:control}", rlimits(limits), scope.value)
 

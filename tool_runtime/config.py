@@ -17,6 +17,8 @@ class SandboxBackend(StrEnum):
     AUTO = "auto"
     #: Namespaces and seccomp through the `bwrap` program.
     BUBBLEWRAP = "bubblewrap"
+    #: Landlock and seccomp, where there are no namespaces to be had (pods under the runtime's default seccomp profile).
+    LANDLOCK = "landlock"
     #: No isolation at all: tools run as the actor's own user. For trusted programs on a developer's machine only.
     UNSAFE_LOCAL = "unsafe_local"
 
@@ -93,8 +95,15 @@ class ToolRuntimeSettings(BaseModel):
     """First of the user ids that sandboxes run as when the platform itself runs as root; never 0."""
     sandbox_uid_count: int = Field(4096, ge=1)
     """How many such ids; a program's id picks one, so that workspaces belong to different users as well."""
+    workspace_ttl_s: float | None = Field(7 * 86_400.0, gt=0)
+    """A workspace in which nothing happened for this long is deleted; None keeps them until they are released."""
     live_sandboxes_max: int = Field(32, ge=1)
     """Sandboxes alive at once; the one idle for longest makes room, and its shell and Python state is lost."""
+    warm_sandboxes: int = Field(2, ge=0, le=256)
+    """Sandboxes kept ready for programs that are new here, beside those that are in use; 0 for none. Bubblewrap only."""
+    idle_sandbox_sleep_s: float = Field(5.0, gt=0)
+    """A sandbox that ran nothing for this long, and in which nothing runs, gives up most of its memory; its next call takes some
+    20 ms more to start."""
     idle_sandbox_ttl_s: float = Field(600.0, gt=0)
     """A sandbox that ran nothing for this long is closed; the workspace stays."""
     concurrent_calls_max: int = Field(8, ge=1)

@@ -10,7 +10,7 @@ It imports the standard library and `process_tree` only, and trusts its one peer
 both ways:
 
     define {name, data}                                   keep a blob for later plans
-    spawn  {id, memory_bytes_max, executable, argv, args, blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
+    spawn  {id, memory_bytes_max, executable, argv, args, blobs, own_blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
     watch  {id, is_busy}                                  → (nothing: look at its memory often, or now and then)
     kill   {id}                                           → (nothing; `exited` follows)
                                                           ← exited {id, status, stderr, reason}
@@ -130,8 +130,10 @@ class Launcher:
         opened = [theirs.fileno()]
         try:
             fds = {"control": theirs.fileno()}
-            for name in message["blobs"]:
-                fds[name] = _memory_file(name, self._blobs[name])
+            contents = {name: self._blobs[name] for name in message["blobs"]}
+            contents |= {name: base64.b64decode(data) for name, data in message["own_blobs"].items()}
+            for name, content in contents.items():
+                fds[name] = _memory_file(name, content)
                 opened.append(fds[name])
             if message["args"]:
                 arguments = b"".join(os.fsencode(_with_fds(word, fds)) + b"\0" for word in message["args"])

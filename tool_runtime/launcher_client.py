@@ -92,6 +92,7 @@ class LauncherClient:
                 "argv": plan.argv,
                 "args": plan.extra_args,
                 "blobs": list(plan.blobs),
+                "own_blobs": {name: base64.b64encode(data).decode() for name, data in plan.own_blobs.items()},
                 "env": dict(plan.environment),
                 "cwd": plan.cwd,
                 "uid": plan.uid,

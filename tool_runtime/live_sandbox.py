@@ -31,6 +31,8 @@ _FRAME_BYTES_MAX = 1024 * 1024
 _READ_BYTES = 256 * 1024
 #: After SIGKILL to everything inside, how long the agent may take to say so.
 _KILL_ANSWER_S = 1.0
+#: A hostile agent names at most this many tools as lost.
+_LOST_MAX = 8
 #: After SIGKILL to the sandbox, how long its death may take (memory must be torn down).
 _DEATH_S = 10.0
 
@@ -82,6 +84,11 @@ class LiveSandbox:
         self._clock = clock
         self._pending: dict[str, _Pending] = {}
         self._ready = asyncio.Event()
+        #: Held while the agent falls asleep or wakes up.
+        self._changing = asyncio.Lock()
+        self._is_asleep = False
+        self._lost_sessions: set[str] = set()
+        self._sleep_answered = asyncio.Event()
         self._dead = asyncio.Event()
         self._death_reason = ""
         self._calls = 0
@@ -121,6 +128,52 @@ class LiveSandbox:
     def death_reason(self) -> str:
         """Why it is not alive."""
         return self._death_reason
+
+    @property
+    def is_asleep(self) -> bool:
+        """The agent has given up most of its memory; `wake` before executing anything."""
+        return self._is_asleep
+
+    async def sleep(self) -> bool:
+        """Have the agent give up most of its memory; False if something runs in the sandbox that it must look after."""
+        async with self._changing:
+            if self._is_asleep or self._pending or self._dead.is_set():
+                return self._is_asleep
+            self._sleep_answered.clear()
+            self._ready.clear()
+            self._write(frames.encode({"op": "sleep"}))
+            await self._answer_of(self._sleep_answered, _KILL_ANSWER_S)
+            return self._is_asleep
+
+    async def wake(self) -> None:
+        """Have the agent ready for executions, if it is not.
+
+        Raises:
+            SandboxUnavailable: it does not wake up, and is dead now.
+        """
+        async with self._changing:
+            if self._is_asleep:
+                self._write(b"\n")
+                await self._answer_of(self._ready, _DEATH_S)
+                self._is_asleep = False
+        if self._dead.is_set():
+            raise SandboxUnavailable(self._death_reason)
+
+    def take_lost_sessions(self) -> set[str]:
+        """Tools whose kept process died between calls since this was last asked."""
+        lost, self._lost_sessions = self._lost_sessions, set()
+        return lost
+
+    async def _answer_of(self, event: asyncio.Event, seconds: float) -> None:
+        """Wait for the agent to say something; it is killed if it does not."""
+        answered, dead = asyncio.create_task(event.wait()), asyncio.create_task(self._dead.wait())
+        try:
+            await asyncio.wait({answered, dead}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answered.cancel()
+            dead.cancel()
+        if not event.is_set():
+            await self._kill("its agent did not answer")
 
     async def execute(
         self,
@@ -198,15 +251,9 @@ class LiveSandbox:
         reader, self._writer = await asyncio.open_unix_connection(sock=self._child.socket)
         self._reading = asyncio.create_task(self._read(reader))
         self._child.exited.add_done_callback(self._on_exited)
-        ready, dead = asyncio.create_task(self._ready.wait()), asyncio.create_task(self._dead.wait())
-        try:
-            await asyncio.wait({ready, dead}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ready.cancel()
-            dead.cancel()
+        await self._answer_of(self._ready, timeout_s)
         if not self._ready.is_set():
-            reason = self._death_reason or f"it was not ready within {timeout_s:g} s"
-            raise SandboxUnavailable(f"the sandbox does not start: {reason}")
+            raise SandboxUnavailable(f"the sandbox does not start: {self._death_reason}")
 
     async def _run(
         self,
@@ -260,10 +307,13 @@ class LiveSandbox:
         if self._dead.is_set():
             pending.fail(self._death_reason)
             return
-        assert self._writer is not None
         # Not waited for: an agent that was stopped by its own program never reads, and the call's deadline is what ends that.
         # What piles up is bounded by the size and the number of calls.
-        self._writer.write(frames.encode(fields))
+        self._write(frames.encode(fields))
+
+    def _write(self, data: bytes) -> None:
+        assert self._writer is not None
+        self._writer.write(data)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         decoder = frames.Decoder(_FRAME_BYTES_MAX)
@@ -286,6 +336,13 @@ class LiveSandbox:
         event = record.get("ev")
         if event == b"ready":
             self._ready.set()
+            return
+        if event in (b"asleep", b"awake"):
+            self._is_asleep = event == b"asleep"
+            self._sleep_answered.set()
+            return
+        if event == b"lost" and len(self._lost_sessions) < _LOST_MAX:
+            self._lost_sessions.add(record.get("tool", b"")[:32].decode("ascii", "replace"))
             return
         pending = self._pending.get(record.get("id", b"").decode("ascii", "replace"))
         if pending is None or pending.done.is_set():

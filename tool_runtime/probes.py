@@ -28,7 +28,7 @@ from tool_runtime.workspaces import Workspaces
 _TIMEOUT_S = 30.0
 
 _SCRIPT = r'''
-import ctypes, os, platform, socket
+import ctypes, os, platform, socket, stat
 libc = ctypes.CDLL(None, use_errno=True)
 found = {}
 
@@ -103,10 +103,22 @@ def _():
 
 @holds("inherited descriptors")
 def _():
-    # Everything that is open is a pipe, /dev/null, or this list itself.
-    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
-    strange = [link for link in links if not link.startswith(("pipe:", "/dev/null", "/proc/"))]
+    # Everything that is open is a pipe or a character device. Tried by number: there may be no /proc.
+    strange = []
+    for fd in range(1024):
+        try:
+            mode = os.fstat(fd).st_mode
+        except OSError:
+            continue
+        if not stat.S_ISFIFO(mode) and not stat.S_ISCHR(mode):
+            strange.append(fd)
     return strange or None
+
+@holds("limits of other processes")
+def _():
+    # Reading them is as good a sign as changing them, and changes nothing. That there is no such process will do.
+    answer = refused((302, 261), HOST_PID, 7, None, ctypes.create_string_buffer(16))
+    return None if ctypes.get_errno() == 3 else answer
 
 @holds("root user")
 def _():
@@ -145,6 +157,7 @@ print("own workspace=" + ("held" if open("canary").read() == "works" else "OPEN 
 _NAMES = (
     *("host file", "host listener", "abstract socket", "system files", "root directory", "kernel settings"),
     *("host processes", "environment of the platform", "inherited descriptors", "root user", "new namespaces"),
+    "limits of other processes",
     *("keyrings", "io_uring", "ptrace", "mounts", "vsock", "own workspace"),
 )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from agent_program.clock import Clock
 from agent_program.errors import Overloaded
@@ -15,7 +17,10 @@ from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.live_sandbox import LiveSandbox
 from tool_runtime.pool import SandboxView, idle_too_long, over_limit, to_make_room
 from tool_runtime.sandbox import Ending, Execution, Sandboxing, SandboxSpec
+from tool_runtime.warm_pool import WarmPool
 from tool_runtime.workspaces import Workspaces
+
+_LOG = logging.getLogger(__name__)
 
 #: Tools that keep something between calls, which overlapping calls would tear apart.
 SESSION_TOOLS = frozenset({"shell", "python"})
@@ -24,6 +29,7 @@ _PROGRAMS_REMEMBERED_MAX = 4096
 _RETRY_AFTER_S = 5.0
 #: Between two looks at the workspaces in use: at least this long, and this many times as long as a look takes.
 _IDLE_CHECK_S = 30.0
+_CLEAN_S = 3600.0
 _DISK_WATCH_S, _DISK_WATCH_PAUSE = 1.0, 5.0
 #: A call has this long before the workspace is looked at, so that one that deletes files is not stopped for what it deletes;
 #: after this many looks in a row that found too much, no more calls run.
@@ -51,6 +57,7 @@ class ProgramSandbox:
         self.busy = 0
         self.busy_since_s = 0.0
         self.last_used_s = 0.0
+        self.is_sleep_asked = False
         #: Something ran since the workspace was last looked at.
         self.is_disk_unchecked = False
         #: What the workspace has too much of, and how often in a row it was found to.
@@ -68,6 +75,11 @@ class ProgramSandbox:
             self.all_state_lost()
         if tool in SESSION_TOOLS:
             self._with_state.discard(tool) if execution.session_lost else self._with_state.add(tool)
+
+    def sessions_lost(self, tools: set[str]) -> None:
+        """The tools' kept processes died between calls, which their next call has to say."""
+        self._lost |= tools & self._with_state
+        self._with_state -= tools
 
     def all_state_lost(self) -> None:
         """The sandbox, or every process in it, is gone."""
@@ -101,6 +113,7 @@ class ProgramSandboxes:
         self.started = 0
         self.closed_for_room = 0
         self._closing: set[asyncio.Task[None]] = set()
+        self.warm = WarmPool(self._start, workspaces, settings.warm_sandboxes if backend.has_own_view else 0)
 
     @property
     def live(self) -> int:
@@ -137,15 +150,17 @@ class ProgramSandboxes:
                 if program.sandbox is None or not program.sandbox.is_alive:
                     await self._close(program)
                     await self._make_room()
-                    program.sandbox = await self._start(program)
+                    program.sandbox = await self._sandbox_for(program)
                 sandbox = program.sandbox
             if program.busy == 1:
                 program.busy_since_s, program.is_disk_unchecked = self._clock.now_s(), True
                 await sandbox.watch(is_busy=True)
+            await sandbox.wake()
             yield sandbox
         finally:
             program.busy -= 1
             program.last_used_s = self._clock.now_s()
+            program.is_sleep_asked = False
             if not program.busy and program.sandbox is not None:
                 await program.sandbox.watch(is_busy=False)
 
@@ -189,25 +204,52 @@ class ProgramSandboxes:
         if program.disk_excess and sandbox is not None and sandbox.is_alive:
             await sandbox.exceed(program.disk_excess)
 
-    async def close_idle(self) -> float:
-        """Close what ran nothing for too long; returns the seconds until it should be looked at again."""
-        due = idle_too_long(self._views(), now_s=self._clock.now_s(), ttl_s=self._settings.idle_sandbox_ttl_s)
-        for key in due:
+    async def clean(self) -> float:
+        """Remove workspaces that nobody will come back for; returns the seconds until it should be done again."""
+        removed = await asyncio.to_thread(
+            self._workspaces.clean, ttl_s=self._settings.workspace_ttl_s, now_wall_s=self._clock.wall_s()
+        )
+        if removed:
+            _LOG.info("removed %d workspaces that were left behind", removed)
+        return _CLEAN_S
+
+    async def rest_idle(self) -> float:
+        """Put to sleep what ran nothing for a while, and close what ran nothing for too long.
+
+        Returns the seconds until it should be looked at again.
+        """
+        sleep_s, ttl_s = self._settings.idle_sandbox_sleep_s, self._settings.idle_sandbox_ttl_s
+        for key in idle_too_long(self._views(), now_s=self._clock.now_s(), ttl_s=ttl_s):
             await self._close_if_idle(self._programs[key])
-        return min(self._settings.idle_sandbox_ttl_s / 4, _IDLE_CHECK_S)
+        for key in idle_too_long(self._views(), now_s=self._clock.now_s(), ttl_s=sleep_s):
+            await self._sleep_if_idle(self._programs[key])
+        return min(sleep_s / 2, ttl_s / 4, _IDLE_CHECK_S)
+
+    async def _sleep_if_idle(self, program: ProgramSandbox) -> None:
+        sandbox = program.sandbox
+        # Asked once after each use: what keeps it awake then, a background job say, rarely ends before the next call.
+        if sandbox is not None and not program.busy and not program.is_sleep_asked:
+            program.is_sleep_asked = True
+            await sandbox.sleep()
 
     async def close(self) -> None:
         """Close every sandbox."""
+        await self.warm.close()
         await asyncio.gather(*(self._close(program) for program in self._programs.values()))
         await asyncio.gather(*self._closing)
         self._programs.clear()
 
-    async def _start(self, program: ProgramSandbox) -> LiveSandbox:
-        spec = SandboxSpec(
-            workspace=self._workspaces.ensure(program.tenant_id, program.program_id),
-            uid=self._workspaces.uid(program.tenant_id, program.program_id),
-            limits=self._settings.limits,
+    async def _sandbox_for(self, program: ProgramSandbox) -> LiveSandbox:
+        parked = self.warm.claim(program.tenant_id, program.program_id)
+        if parked is not None:
+            return parked
+        return await self._start(
+            self._workspaces.ensure(program.tenant_id, program.program_id),
+            self._workspaces.uid(program.tenant_id, program.program_id),
         )
+
+    async def _start(self, workspace: Path, uid: int | None) -> LiveSandbox:
+        spec = SandboxSpec(workspace=workspace, uid=uid, limits=self._settings.limits)
         self.started += 1
         return await LiveSandbox.start(
             self._launcher,

@@ -50,6 +50,8 @@ class SpawnPlan:
     extra_args: tuple[str, ...] = ()
     #: Contents of read-only memory files, by the name that `{fd:NAME}` uses. `control` is reserved for the agent's socket.
     blobs: Mapping[str, bytes] = field(default_factory=dict)
+    #: The same for contents that are this plan's alone and not worth keeping for others.
+    own_blobs: Mapping[str, bytes] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "/"
     uid: int | None = None
@@ -71,12 +73,13 @@ class Sandboxing(Protocol):
         """Probes must pass before anything runs in it. Only `unsafe_local` says no."""
         ...
 
-    def plan(self, spec: SandboxSpec) -> SpawnPlan:
-        """How to start a sandbox for `spec`. Starts nothing."""
+    @property
+    def has_own_view(self) -> bool:
+        """Programs see their workspace under one name, whatever it is called on the host: it may be renamed under them."""
         ...
 
-    def workspace_inside(self, spec: SandboxSpec) -> str:
-        """The path by which a program sees its workspace."""
+    def plan(self, spec: SandboxSpec) -> SpawnPlan:
+        """How to start a sandbox for `spec`. Starts nothing."""
         ...
 
 

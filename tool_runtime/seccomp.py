@@ -9,7 +9,7 @@ list, because tools are arbitrary programs; what it denies fails with EPERM so t
     clone with a namespace flag   → EPERM
     ioctl TIOCSTI, TIOCLINUX      → EPERM, compared on the low 32 bits as the kernel does
     socket of other families      → EPERM; socketpair stays, and with it everything that programs do among themselves
-    everything listed in DENIED   → EPERM
+    everything in `denied`        → EPERM
 
 Numbers are those of Linux's `unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64).
 """
@@ -17,7 +17,7 @@ Numbers are those of Linux's `unistd_64.h` (x86-64) and `asm-generic/unistd.h` (
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -50,6 +50,10 @@ class Architecture:
     ioctl: int
     socket: int
     denied: tuple[int, ...]
+    #: Calls on shared memory, semaphores and queues of System V and POSIX, which only an IPC namespace keeps apart.
+    shared: tuple[int, ...]
+    #: Call that acts on a process by its number → which argument has the number; 0 is the caller itself.
+    on_process: Mapping[int, int]
     has_x32: bool = False
 
 
@@ -88,6 +92,14 @@ _X86_64 = Architecture(
         *(256, 279, 237, 238),  # migrate_pages, move_pages, mbind, set_mempolicy
         *_DENIED_COMMON,
     ),
+    shared=(
+        *(29, 30, 31, 67),  # shmget, shmat, shmctl, shmdt
+        *(64, 65, 66, 220),  # semget, semop, semctl, semtimedop
+        *(68, 69, 70, 71),  # msgget, msgsnd, msgrcv, msgctl
+        *(240, 241),  # mq_open, mq_unlink
+    ),
+    # prlimit64, sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr, setpriority, ioprio_set
+    on_process={302: 0, 142: 0, 144: 0, 203: 0, 314: 0, 141: 1, 251: 1},
 )
 
 _AARCH64 = Architecture(
@@ -113,6 +125,14 @@ _AARCH64 = Architecture(
         *(238, 239, 235, 237),  # migrate_pages, move_pages, mbind, set_mempolicy
         *_DENIED_COMMON,
     ),
+    shared=(
+        *(194, 196, 195, 197),  # shmget, shmat, shmctl, shmdt
+        *(190, 193, 191, 192),  # semget, semop, semctl, semtimedop
+        *(186, 189, 188, 187),  # msgget, msgsnd, msgrcv, msgctl
+        *(180, 181),  # mq_open, mq_unlink
+    ),
+    # prlimit64, sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr, setpriority, ioprio_set
+    on_process={261: 0, 118: 0, 119: 0, 122: 0, 274: 0, 140: 1, 30: 1},
 )
 
 _ARCHITECTURES = {"x86_64": _X86_64, "aarch64": _AARCH64, "arm64": _AARCH64}
@@ -134,8 +154,14 @@ def architecture(machine: str) -> Architecture:
         raise UnsupportedArchitecture(f"no system-call filter is known for {machine!r}") from None
 
 
-def filter_program(arch: Architecture, families: tuple[int, ...] = tuple(Family)) -> bytes:
-    """The program for one architecture, letting `socket` open `families` only."""
+def filter_program(
+    arch: Architecture, families: tuple[int, ...] = tuple(Family), *, guards_other_processes: bool = False
+) -> bytes:
+    """The program for one architecture, letting `socket` open `families` only.
+
+    `guards_other_processes` is for sandboxes without namespaces of their own: calls that act on a process by its number are
+    left to act on the caller alone, and shared memory and queues are refused.
+    """
     code = _Assembler()
     code.load(_OFFSET_ARCH)
     code.if_not_equal_return(arch.audit, _RET_KILL_PROCESS)
@@ -143,7 +169,7 @@ def filter_program(arch: Architecture, families: tuple[int, ...] = tuple(Family)
     if arch.has_x32:
         code.if_at_least_return(_X32_BIT, _RET_ERRNO | _ENOSYS)
     code.if_equal_return(arch.clone3, _RET_ERRNO | _ENOSYS)
-    for number in sorted(set(arch.denied)):
+    for number in sorted({*arch.denied, *(arch.shared if guards_other_processes else ())}):
         code.if_equal_return(number, _RET_ERRNO | _EPERM)
     code.on_call(arch.clone, lambda: code.if_any_bit_return(_NAMESPACE_FLAGS, _RET_ERRNO | _EPERM), argument=0)
     code.on_call(
@@ -151,6 +177,8 @@ def filter_program(arch: Architecture, families: tuple[int, ...] = tuple(Family)
         lambda: code.if_any_equal_return((_TIOCSTI, _TIOCLINUX), _RET_ERRNO | _EPERM),
         argument=1,
     )
+    for number, argument in arch.on_process.items() if guards_other_processes else ():
+        code.on_call(number, lambda: code.unless_any_return((0,), _RET_ERRNO | _EPERM), argument=argument)
     code.on_call(arch.socket, lambda: code.unless_any_return(families, _RET_ERRNO | _EPERM), argument=0)
     code.ret(_RET_ALLOW)
     return code.program()

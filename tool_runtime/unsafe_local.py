@@ -18,6 +18,7 @@ class UnsafeLocal:
 
     name = "unsafe_local"
     isolates = False
+    has_own_view = False
 
     def __init__(self, python: Path) -> None:
         self._python = python
@@ -32,6 +33,3 @@ class UnsafeLocal:
             memory_bytes_max=spec.limits.memory_bytes_max,
             kill_scope=KillScope.DESCENDANTS,
         )
-
-    def workspace_inside(self, spec: SandboxSpec) -> str:
-        return str(spec.workspace)

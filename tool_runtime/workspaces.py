@@ -1,6 +1,7 @@
 """Where programs' files live on the host, and how they are removed.
 
     <state_dir>/workspaces/<opaque id>     one directory a program, mode 0700, owned by the sandbox's user
+    <state_dir>/parked/<random>            workspaces of sandboxes that wait for a program
     <state_dir>/trash/<random>             what is being deleted
     <state_dir>/programs/<digest>          programs that sandboxes are made with, where their own place is out of reach
 
@@ -12,6 +13,7 @@ What a program left is hostile: it is never opened, followed or run here, only r
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -22,6 +24,8 @@ from agent_program.errors import SandboxUnavailable
 from agent_program.ids import ProgramId, TenantId
 from tool_runtime.sandbox import WorkspaceUsage
 
+#: A deletion that did nothing for this long is nobody's any more.
+_BROKEN_OFF_S = 600.0
 #: A tree that is deeper than this is over the limit whatever it holds: nobody needs it, and counting it would cost depth.
 _DEPTH_MAX = 200
 
@@ -39,11 +43,13 @@ class Workspaces:
         self._uid_first, self._uid_count = uid_first, uid_count
         self._root = state_dir.absolute()
         self._workspaces, self._trash = self._root / "workspaces", self._root / "trash"
-        self.programs = self._root / "programs"
+        self._parked, self.programs = self._root / "parked", self._root / "programs"
+        #: Locks on our parked workspaces, by which others know that somebody lives.
+        self._locks: dict[Path, int] = {}
         # Root's sandboxes run as other users, who must pass through but see no names.
         mode = 0o711 if self._is_root else 0o700
         try:
-            for directory in (self._root, self._workspaces, self._trash, self.programs):
+            for directory in (self._root, self._workspaces, self._parked, self._trash, self.programs):
                 directory.mkdir(mode=mode, parents=True, exist_ok=True)
                 _check_own(directory)
                 directory.chmod(mode)
@@ -97,9 +103,56 @@ class Workspaces:
         Raises:
             OSError: something in it cannot be removed; it is out of the program's way all the same.
         """
+        return self._remove(self.path(tenant_id, program_id))
+
+    def park(self) -> tuple[Path, int | None]:
+        """A workspace that is no program's yet, and the user that its sandbox runs as.
+
+        Raises:
+            SandboxUnavailable: it cannot be made.
+        """
+        name = secrets.token_hex(16)
+        path = self._parked / name
+        uid = self._uid_first + int(name[:8], 16) % self._uid_count if self._is_root else None
+        try:
+            path.mkdir(mode=0o700)
+            self._locks[path] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._locks[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if uid is not None:
+                os.chown(path, uid, uid)
+        except OSError as exc:
+            raise SandboxUnavailable(f"a workspace cannot be made: {exc}") from exc
+        return path, uid
+
+    def adopt(self, parked: Path, tenant_id: TenantId, program_id: ProgramId) -> None:
+        """Make a parked workspace the program's, which has none."""
+        parked.rename(self.path(tenant_id, program_id))
+        os.close(self._locks.pop(parked))
+
+    def discard(self, parked: Path) -> None:
+        """Remove a parked workspace."""
+        self._remove(parked)
+        lock = self._locks.pop(parked, None)
+        if lock is not None:
+            os.close(lock)
+
+    def clean(self, *, ttl_s: float | None, now_wall_s: float) -> int:
+        """Remove what nobody will come back for; returns how many directories that were.
+
+        These are workspaces in which nothing happened for `ttl_s` (by the time of the last change of the directory itself,
+        which no program can set back or forward, and which `ensure` renews), parked ones whose actor is gone, and deletions
+        that were broken off.
+        """
+        stale = [path for path in self._parked.iterdir() if path not in self._locks and _is_unlocked(path)]
+        stale += [path for path in self._trash.iterdir() if now_wall_s - _changed_s(path, now_wall_s) > _BROKEN_OFF_S]
+        if ttl_s is not None:
+            stale += [path for path in self._workspaces.iterdir() if now_wall_s - _changed_s(path, now_wall_s) > ttl_s]
+        return sum(self._remove(path) for path in stale)
+
+    def _remove(self, path: Path) -> bool:
         condemned = self._trash / secrets.token_hex(8)
         try:
-            self.path(tenant_id, program_id).rename(condemned)
+            path.rename(condemned)
         except FileNotFoundError:
             return False
         delete_tree(condemned)
@@ -195,6 +248,27 @@ def _make_writable(name: str | Path, parent: int | None) -> None:
     # Root passes anyway; others need it for listing and emptying. It was just seen to be a directory, and nobody changes it.
     if os.geteuid() != 0:
         os.chmod(name, 0o700, dir_fd=parent)
+
+
+def _is_unlocked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _changed_s(path: Path, otherwise: float) -> float:
+    try:
+        return path.lstat().st_ctime
+    except FileNotFoundError:
+        return otherwise
 
 
 def _check_own(directory: Path) -> None:

@@ -73,8 +73,8 @@ class RetentionController:
 
     # --- a turn's way through the engine -----------------------------------------------------------------------------
 
-    def turn_arrived(self, turn_id: str, hints: TurnHints, now_s: float) -> None:
-        """A turn of a program entered the queue."""
+    def turn_arrived(self, turn_id: str, hints: TurnHints, now_s: float, *, has_stop_strings: bool = False) -> None:
+        """A turn of a program entered the queue; with stop strings its end may be seen outside before it is seen here."""
         if turn_id in self._turns:
             return
         program, forgotten = self._programs.arrived(hints.program_id, hints.tenant_id, now_s)
@@ -93,6 +93,7 @@ class RetentionController:
             arrived_s=now_s,
             lease_id=self._ledger.turn_arrived(key, now_s=now_s),
             context_tokens=branch.context_tokens if branch is not None else None,
+            has_stop_strings=has_stop_strings,
             is_last=hints.is_last_turn,
         )
         self.is_order_stale = True
@@ -230,9 +231,9 @@ class RetentionController:
 
     def _arm_early(self, key: BranchKey, tool: ToolKey | None, is_last_turn: bool) -> bool:
         """The front end sees a stop string before the engine hears of it: keep the request for when the turn's end gets
-        here. False where no turn of the branch runs."""
+        here. False where no such turn of the branch runs."""
         for turn in reversed(self._turns.values()):
-            if turn.key == key and turn.is_scheduled:
+            if turn.key == key and turn.is_scheduled and turn.has_stop_strings:
                 turn.early_tool, turn.is_armed_early = tool, True
                 turn.is_last = turn.is_last or is_last_turn
                 return True

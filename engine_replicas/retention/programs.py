@@ -93,6 +93,8 @@ class LiveTurn:
     lease_id: int | None
     #: Context tokens that the branch's previous turn left behind; None for a first turn.
     context_tokens: int | None
+    #: The front end looks for strings in its output, and ends it when it finds one.
+    has_stop_strings: bool
     is_scheduled: bool = False
     #: The tool of an arm request that came before the turn's end was seen here.
     early_tool: ToolKey | None = None

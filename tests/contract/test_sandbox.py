@@ -17,7 +17,7 @@ from tool_runtime.actor import ToolActor
 from tool_runtime.config import SandboxBackend
 from tool_runtime.tool_call import ToolResult, ToolStarted
 
-BACKENDS = [SandboxBackend.BUBBLEWRAP, SandboxBackend.UNSAFE_LOCAL]
+BACKENDS = [SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK, SandboxBackend.UNSAFE_LOCAL]
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -160,7 +160,7 @@ class TestFiles:
         edited = await program.run("edit_file", {"path": "a/b.txt", "old_text": "hello", "new_text": "bye"})
         assert (edited.outcome, edited.exit_code) == (ToolOutcome.OK, 0)
         assert (await program.shell("cat a/b.txt")).output == "bye\nworld"
-        assert (await program.run("list_files", {"depth": 2})).output == "a/\na/b.txt 10"
+        assert (await program.run("list_files", {"path": "a", "depth": 2})).output == "b.txt 10"
         assert (await program.run("search_files", {"pattern": "w.rld"})).output == "a/b.txt:2:world"
 
     async def test_a_file_that_is_not_there_is_an_error_that_names_it(self, program: Program) -> None:

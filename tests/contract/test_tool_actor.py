@@ -8,7 +8,7 @@ import os
 import pytest
 
 from agent_program.errors import Overloaded, SandboxUnavailable
-from agent_program.ids import ProgramId, ToolKey
+from agent_program.ids import DEFAULT_TENANT, ProgramId, ToolKey
 from agent_program.tool_events import ToolOutcome
 from support.tools import Program, descendants_of, tool_actor
 from support.waiting import wait_for_async
@@ -19,7 +19,7 @@ from tool_runtime.tool_call import ToolCall, ToolResult
 
 
 @pytest.fixture(
-    params=[SandboxBackend.BUBBLEWRAP, SandboxBackend.UNSAFE_LOCAL],
+    params=[SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK, SandboxBackend.UNSAFE_LOCAL],
     ids=lambda backend: backend.value,
 )
 def backend(request: pytest.FixtureRequest) -> SandboxBackend:
@@ -105,6 +105,88 @@ async def test_an_idle_sandbox_is_closed(backend: SandboxBackend) -> None:
         await wait_for_async(lambda: no_sandbox_is_live(actor), what="the idle sandbox is closed")
 
 
+async def number_parked(actor: ToolActor) -> int:
+    return (await actor.status())["sandboxes_warm"]
+
+
+async def test_a_new_program_takes_a_sandbox_that_is_ready_and_another_is_made() -> None:
+    async with tool_actor(sandbox=SandboxBackend.BUBBLEWRAP, warm_sandboxes=1) as actor:
+        await wait_for_async(lambda: number_parked(actor), what="a sandbox is parked")
+        started = (await actor.status())["sandboxes_started"]
+        program = Program(actor)
+        assert (await program.shell("echo kept > file; cat file")).output == "kept"
+        status = await actor.status()
+        assert status["sandboxes_claimed_warm"] == 1
+        await wait_for_async(lambda: number_parked(actor), what="another sandbox is parked")
+        assert (await actor.status())["sandboxes_started"] == started + 1
+        # Its files are where they would be without the pool.
+        await actor.release(program.id, delete_workspace=False)
+        assert (await program.shell("cat file")).output == "kept"
+        assert (await actor.status())["sandboxes_claimed_warm"] == 1
+
+
+async def test_parked_sandboxes_end_with_the_actor_and_leave_no_files() -> None:
+    before = descendants_of(os.getpid())
+    async with tool_actor(sandbox=SandboxBackend.BUBBLEWRAP, warm_sandboxes=2) as actor:
+        await wait_for_async(lambda: number_parked(actor), what="a sandbox is parked")
+        await actor.close()
+        state_dir = actor._settings.state_dir
+        assert state_dir is not None
+        assert os.listdir(state_dir / "parked") == os.listdir(state_dir / "trash") == []
+    assert descendants_of(os.getpid()) - before == set()
+
+
+async def test_a_parked_sandbox_that_died_is_not_given_out() -> None:
+    async with tool_actor(sandbox=SandboxBackend.BUBBLEWRAP, warm_sandboxes=1) as actor:
+        await wait_for_async(lambda: number_parked(actor), what="a sandbox is parked")
+        assert actor._sandboxes is not None
+        await actor._sandboxes.warm._parked[0][0].close()
+        assert (await Program(actor).shell("echo works")).output == "works"
+        assert (await actor.status())["sandboxes_claimed_warm"] == 0
+
+
+async def test_a_backend_whose_programs_see_the_hosts_paths_parks_none() -> None:
+    async with tool_actor(sandbox=SandboxBackend.LANDLOCK, warm_sandboxes=2) as actor:
+        assert (await Program(actor).shell("cd; basename $PWD; echo works")).output.endswith("works")
+        assert (await actor.status())["sandboxes_warm"] == 0
+
+
+async def test_a_sandbox_in_which_nothing_runs_goes_to_sleep_and_wakes_up_as_it_was(backend: SandboxBackend) -> None:
+    async with tool_actor(sandbox=backend, idle_sandbox_sleep_s=0.05) as actor:
+        program, busy = Program(actor), Program(actor)
+        await program.shell("mkdir -p 'odd dir'; cd 'odd dir'; A=1; f() { echo f$A; }")
+        await busy.shell("(sleep 0.5; echo late > late) & true")
+        if backend is SandboxBackend.BUBBLEWRAP:
+            await wait_for_async(lambda: is_asleep(actor, program), what="the sandbox is asleep")
+        assert (await program.shell('f; basename "$PWD"; cat')).output == "f1\nodd dir"
+        await program.python("x = 1")
+        await asyncio.sleep(0.2)
+        assert (await program.python("x")).output == "1"
+        assert not await is_asleep(actor, busy)
+        assert (await busy.shell("wait; cat late")).output == "late"
+
+
+async def is_asleep(actor: ToolActor, program: Program) -> bool:
+    assert actor._sandboxes is not None
+    sandbox = actor._sandboxes.program(DEFAULT_TENANT, program.id).sandbox
+    return sandbox is not None and sandbox.is_asleep
+
+
+async def test_a_shell_that_dies_in_its_sleep_is_replaced(backend: SandboxBackend) -> None:
+    async with tool_actor(sandbox=backend, idle_sandbox_sleep_s=0.05) as actor:
+        program = Program(actor)
+        await program.shell("A=1")
+        if backend is SandboxBackend.BUBBLEWRAP:
+            await wait_for_async(lambda: is_asleep(actor, program), what="the sandbox is asleep")
+        shells = [pid for pid in descendants_of(os.getpid()) if command_of(pid).startswith("bash --norc")]
+        for pid in shells:
+            os.kill(pid, 9)
+        result = await program.shell("echo [$A]")
+        if backend is SandboxBackend.BUBBLEWRAP:
+            assert result.output.startswith("[]\n[This shell session is new")
+        assert (await program.shell("echo works")).output.splitlines()[0] == "works"
+
+
 async def test_closing_the_actor_leaves_no_process(backend: SandboxBackend) -> None:
     before = descendants_of(os.getpid())
     async with tool_actor(sandbox=backend) as actor:
@@ -138,5 +220,9 @@ async def test_a_launcher_that_dies_is_replaced(backend: SandboxBackend) -> None
 
 
 def is_launcher(pid: int) -> bool:
+    return "launcher.main" in command_of(pid)
+
+
+def command_of(pid: int) -> str:
     with open(f"/proc/{pid}/cmdline", "rb") as command:
-        return b"launcher.main" in command.read()
+        return command.read().replace(b"\0", b" ").decode()

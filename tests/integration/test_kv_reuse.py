@@ -95,7 +95,7 @@ class Drive:
 def drive(retention: str) -> tuple[float, dict[str, list[str]]]:
     settings: Json = {
         # In float32 no two tokens tie, so that a recomputed context gives the very same output as a kept one.
-        "engine": {"num_gpu_blocks_override": BLOCKS, "max_num_seqs": 1, "dtype": "float32"},
+        "engine": {"num_gpu_blocks_override": BLOCKS, "max_model_len": 1536, "max_num_seqs": 1, "dtype": "float32"},
         "scheduling": {"retention": retention, "k_cold_start": 4},
         "replicas": {"engine": 1},
     }

@@ -29,7 +29,7 @@ def from_replica(cause: Exception) -> RayTaskError:
         (from_replica(ActorDiedError()), ReplicaLost),
         (BackPressureError(num_queued_requests=1, max_queued_requests=1), Overloaded),
         (DeploymentUnavailableError(DeploymentID("EngineReplica", "continuum")), Unavailable),
-        (GetTimeoutError("late"), Unavailable),
+        (GetTimeoutError("late"), ReplicaLost),
         (from_replica(EngineUnavailable("the core is dead")), EngineUnavailable),
         (from_replica(InvalidRequest("bad", param="x")), InvalidRequest),
     ],

@@ -62,6 +62,16 @@ def test_turns_without_a_program_are_programs_of_their_own(engine: Build) -> Non
     assert ordered.first_scheduled[-3:] == ["a2", "plain1", "plain2"]
 
 
+def test_where_the_operator_chose_vllms_priorities_those_decide(engine: Build) -> None:
+    ordered = engine(preset="continuum", pool={**ONE_AT_A_TIME, "policy": "priority"})
+    context = ordered.run_turn("a1", prompt(1, 40), program="a")
+    busy(ordered)
+    ordered.submit("a2", context + prompt(3, 20), program="a", priority=5)
+    ordered.submit("urgent", prompt(2, 40), program="b", priority=1)
+    ordered.run()
+    assert ordered.first_scheduled[-2:] == ["urgent", "a2"]
+
+
 def test_every_program_gets_its_turn_while_others_keep_coming_back(engine: Build) -> None:
     ordered = engine(retention="static_ttl", ttl_s=100, turn_wait_max_s=2.0, pool=ONE_AT_A_TIME)
     contexts = {name: prompt(index, 32) for index, name in enumerate("ab")}

@@ -16,6 +16,8 @@ PACKAGES = ("agent_program", "benchmarks", "continuum_router", "deployments", "e
 
 #: `package.module`, `package.module:name` or `package.module.name` in a string: how Ray and vLLM are told what to load.
 _MODULE_IN_STRING = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+#: `from package import module, module` in a string: code that another interpreter is started with.
+_IMPORT_IN_STRING = re.compile(rf"from ((?:{'|'.join(PACKAGES)})(?:\.\w+)*) import ([\w, ]+)")
 
 
 @cache
@@ -81,8 +83,10 @@ def named_by(path: Path) -> set[str]:
 
 
 def modules_in(text: str) -> set[str]:
-    """The modules that a text names by dotted path."""
+    """The modules that a text names by dotted path, or imports if it is code."""
     found: set[str] = set()
+    for match in _IMPORT_IN_STRING.finditer(text):
+        found.update(f"{match.group(1)}.{name.strip()}" for name in match.group(2).split(","))
     for match in _MODULE_IN_STRING.finditer(text):
         parts = match.group().split(".")
         found.update(".".join(parts[:length]) for length in range(1, len(parts) + 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -83,6 +83,7 @@ class SchedulerHarness:
         step_tokens_max: int = 512,
         max_model_len: int = 4096,
         is_async: bool = False,
+        policy: Literal["fcfs", "priority"] = "fcfs",
         specs: Sequence[KVCacheSpec] | None = None,
         retention_interval: int | None = None,
     ) -> None:
@@ -115,6 +116,7 @@ class SchedulerHarness:
             step_tokens_max=step_tokens_max,
             max_model_len=max_model_len,
             is_async=is_async,
+            policy=policy,
             specs=specs or [full_attention(block_size)],
             retention_interval=retention_interval,
         )
@@ -131,6 +133,7 @@ class SchedulerHarness:
         program: str | None = None,
         output_tokens: int = 1,
         stop: list[str] | None = None,
+        priority: int = 0,
         **hints: Any,
     ) -> Request:
         """Put a turn into the queue."""
@@ -143,6 +146,7 @@ class SchedulerHarness:
             pooling_params=None,
             arrival_time=self.clock.wall_s(),
             session_id=program,
+            priority=priority,
             block_hasher=self._hasher,
         )
         self.scheduler.add_request(request)
@@ -255,6 +259,7 @@ def _build(
     step_tokens_max: int,
     max_model_len: int,
     is_async: bool,
+    policy: Literal["fcfs", "priority"],
     specs: Sequence[KVCacheSpec],
     retention_interval: int | None,
 ) -> Scheduler:
@@ -269,6 +274,7 @@ def _build(
         is_encoder_decoder=False,
         enable_chunked_prefill=True,
         async_scheduling=is_async,
+        policy=policy,
     )
     vllm_config = VllmConfig(
         model_config=model_config,

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,19 +191,17 @@ class Platform:
         return process.pid
 
     def stop(self) -> None:
-        """End Ray and everything under it."""
+        """End Ray and everything under it, at once: an orderly end is other tests' matter."""
         self.client.close()
         if self._ray is None:
             return
-        family = [*psutil.Process(self._ray.pid).children(recursive=True)] if self._ray.poll() is None else []
-        self._ray.terminate()
-        try:
-            self._ray.wait(60)
-        except subprocess.TimeoutExpired:
-            self._ray.kill()
-        _, alive = psutil.wait_procs(family, timeout=10)
-        for process in alive:
-            process.kill()
+        family = psutil.Process(self._ray.pid).children(recursive=True) if self._ray.poll() is None else []
+        self._ray.kill()
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._ray.wait()
+        psutil.wait_procs(family, timeout=30)
 
 
 @contextmanager

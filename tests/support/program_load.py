@@ -55,8 +55,8 @@ def random_programs(rng: random.Random, *, programs: int, tokens_max: int) -> li
                 # A few names come twice, some programs have none.
                 name=None if rng.random() < 0.15 else f"p{rng.randrange(max(2, programs * 2 // 3))}",
                 start_s=rng.uniform(0, 1),
-                prompts=[prompt(rng.randrange(6), rng.randint(1, share // 2)) for _ in range(turns)],
-                output_tokens=[rng.randint(1, max(1, share // 3)) for _ in range(turns)],
+                prompts=[prompt(rng.randrange(6), rng.randint(1, max(1, share // 3))) for _ in range(turns)],
+                output_tokens=[rng.randint(1, max(1, share * 2 // 3)) for _ in range(turns)],
                 tool_s=[rng.expovariate(1) for _ in range(turns)],
                 tools=[rng.choice(TOOLS) for _ in range(turns)],
                 branch=rng.choice(["0", "0", "1"]),

@@ -37,6 +37,7 @@ async def tool_actor(
     *, history: LatencyHistory | None = None, store_url: str | None = None, **settings: Any
 ) -> AsyncIterator[ToolActor]:
     """An actor that has passed its probes; closed, and its directory removed, at the end."""
+    settings.setdefault("warm_sandboxes", 0)
     with state_directory() as path:
         actor = ToolActor(ToolRuntimeSettings(state_dir=path, **settings), store_url, history=history)
         try:

@@ -3,6 +3,9 @@
     host ──► {op: call, id, tool, …arguments}          ──► {ev: out, id, stream, data} …  {ev: done, id, exit_code, …}
              {op: interrupt, id}   SIGINT to its group
              {op: kill}            SIGKILL to everything in the sandbox but the agent
+             {op: sleep}                               ──► {ev: asleep} or {ev: awake}
+             a newline, if asleep                      ──► {ev: ready}
+                                                       ──► {ev: lost, tool}: a kept process died between calls
 
 It is one thread around one `poll`; nothing that a tool does can block it. Commands hold none of its descriptors but their own
 pipes, and their end is learnt from the process or from a status pipe, never from what they print and never from an end of
@@ -10,6 +13,11 @@ file, which a background job that holds the pipe could put off for ever.
 
 The host trusts nothing that comes from here: a program can take over its own agent, and then has fooled itself.
 Deadlines are the host's: should the agent be stopped or killed by its own program, the host ends the whole sandbox.
+
+Asleep, the agent is not Python but `/bin/sh` waiting for a newline, which takes a tenth of the memory; it has exec'ed itself
+away, and keeps its children, its socket and the kept shell's pipes. It does so only when nothing but the kept shell runs.
+
+Imports are few because every sandbox pays for them: `typing` alone costs it 2 MiB, `socket` one.
 """
 
 from __future__ import annotations
@@ -17,22 +25,26 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import sys
-from collections.abc import Callable
 
 from tool_runtime.inside import frames
 from tool_runtime.inside.frames import Fields
-from tool_runtime.inside.processes import Call, ForkedCall, PythonSession, Reactor, Runner, ShellSession
+from tool_runtime.inside.processes import Call, ForkedCall, PythonSession, Reactor, Runner, Session, ShellSession
 
+_SESSIONS: dict[str, type[Session]] = {"shell": ShellSession, "python": PythonSession}
 _RECEIVE_BYTES = 65536
+_SHELL = "/bin/sh"
+#: Waits for a newline on descriptor 0, where the socket then is, and becomes the agent again.
+_ASLEEP = 'read -r newline; exec "$@"'
 
 
 class Agent:
     """Calls by id, one kept shell, one kept Python, and the socket to the host."""
 
-    def __init__(self, control: socket.socket, reactor: Reactor, kills_namespace: bool) -> None:
+    def __init__(self, control: int, reactor: Reactor, kills_namespace: bool, awake_again: list[str]) -> None:
+        """`awake_again` is the command line that starts an agent, without the descriptor of the socket."""
         self._control = control
+        self._awake_again = awake_again
         self._reactor = reactor
         self._kills_namespace = kills_namespace
         self._decoder = frames.Decoder()
@@ -41,13 +53,18 @@ class Agent:
 
     def serve(self) -> None:
         """Answer the host until it goes away."""
-        self._reactor.watch(self._control.fileno(), self._on_control)
-        self._send({"ev": "ready", "pid": os.getpid()})
+        self._reactor.watch(self._control, self._on_control)
+        self._send({"ev": "ready"})
         while True:
             self._reactor.wait()
 
+    def resume_shell(self, state: str) -> None:
+        """Take up the kept shell again that `_sleep` left."""
+        shell = self._sessions["shell"] = ShellSession(self._reactor, self._on_lost)
+        shell.resume(state)
+
     def _on_control(self) -> None:
-        data = self._control.recv(_RECEIVE_BYTES)
+        data = os.read(self._control, _RECEIVE_BYTES)
         if not data:
             raise SystemExit(0)
         for fields in self._decoder.feed(data):
@@ -64,6 +81,8 @@ class Agent:
                 runner.interrupt()
         elif operation == b"kill":
             self._kill_everything()
+        elif operation == b"sleep":
+            self._sleep()
 
     def _start(self, call_id: str, fields: Fields) -> None:
         tool = fields.get("tool", b"").decode("ascii", "replace")
@@ -77,13 +96,25 @@ class Agent:
             self._send({"ev": "failed", "id": call_id, "error": f"cannot start: {exc}"})
 
     def _runner_for(self, tool: str) -> Runner:
-        makers: dict[str, Callable[[Reactor], Runner]] = {"shell": ShellSession, "python": PythonSession}
-        if tool not in makers:
+        if tool not in _SESSIONS:
             return ForkedCall(self._reactor)
         session = self._sessions.get(tool)
         if session is None:
-            session = self._sessions[tool] = makers[tool](self._reactor)
+            session = self._sessions[tool] = _SESSIONS[tool](self._reactor, self._on_lost)
         return session
+
+    def _sleep(self) -> None:
+        """Become `sh` until the host sends a newline, if nothing would be missed meanwhile."""
+        shell = self._sessions.get("shell")
+        own = {1, os.getpid(), shell.pid if shell is not None else 0}
+        if self._runners or not self._kills_namespace or not own.issuperset(_all_pids()):
+            self._send({"ev": "awake"})
+            return
+        state = shell.state() if isinstance(shell, ShellSession) and shell.pid else ""
+        command = [*self._awake_again, state]
+        self._send({"ev": "asleep"})
+        os.dup2(self._control, 0)
+        os.execv(_SHELL, ["sh", "-c", _ASLEEP, "sh", *command])
 
     def _on_output(self, call: Call, stream: str, data: bytes) -> None:
         self._send({"ev": "out", "id": call.id, "stream": stream, "data": data})
@@ -101,6 +132,9 @@ class Agent:
             }
         )
 
+    def _on_lost(self, tool: str) -> None:
+        self._send({"ev": "lost", "tool": tool})
+
     def _kill_everything(self) -> None:
         if self._kills_namespace:
             # All that this process may signal, apart from itself and the namespace's init: daemons, stopped and
@@ -111,10 +145,16 @@ class Agent:
                 pass
 
     def _send(self, fields: dict[str, object]) -> None:
+        data = memoryview(frames.encode(fields))  # type: ignore[arg-type]
         try:
-            self._control.sendall(frames.encode(fields))  # type: ignore[arg-type]
+            while data:
+                data = data[os.write(self._control, data) :]
         except OSError:
             raise SystemExit(0) from None  # the host is gone, and with it the reason to live
+
+
+def _all_pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
 def limit_resources(limits: str) -> None:
@@ -129,13 +169,8 @@ def limit_resources(limits: str) -> None:
         resource.setrlimit(number, (wanted, wanted))
 
 
-def main(control_fd: int, limits: str, kills_namespace: bool) -> None:
-    """Run until the host hangs up; the sandbox ends with this process."""
-    control = socket.socket(fileno=control_fd)
-    os.set_inheritable(control_fd, False)
-    # A terminal's or a confused program's signals are not for the agent.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
+def prepare(limits: str, kills_namespace: bool) -> None:
+    """What is done once, and inherited by all that comes after."""
     limit_resources(limits)
     if not kills_namespace:
         import ctypes
@@ -143,13 +178,36 @@ def main(control_fd: int, limits: str, kills_namespace: bool) -> None:
         # Daemons stay below this process, where the launcher finds them.
         pr_set_child_subreaper = 36
         ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+    temporary = os.environ.get("TMPDIR", "/tmp")
+    if not os.path.isdir(temporary):
+        os.mkdir(temporary, 0o700)
     try:
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")  # should memory run out, a tool goes before the platform
     except OSError:
         pass
-    Agent(control, Reactor(select.poll()), kills_namespace).serve()
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3] == "namespace")
+def main(start: str, control: int, limits: str, scope: str, shell_state: str | None = None) -> None:
+    """Run until the host hangs up; the sandbox ends with this process.
+
+    `start` is the Python text that led here. `shell_state` is what `_sleep` passed on, "" if there was no shell; None at the
+    first start.
+    """
+    kills_namespace = scope == "namespace"
+    if shell_state is None:
+        prepare(limits, kills_namespace)
+    if control == 0:  # awake again: the socket goes out of the way of the programs' standard input
+        control = os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    os.set_inheritable(control, False)
+    # A terminal's or a confused program's signals are not for the agent.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    python = [sys.executable, "-I", "-S", "-B", "-c", start, "0", limits, scope]
+    agent = Agent(control, Reactor(select.poll()), kills_namespace, python)
+    if shell_state:
+        agent.resume_shell(shell_state)
+    agent.serve()

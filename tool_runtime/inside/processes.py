@@ -11,9 +11,12 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
 
 from tool_runtime.inside.frames import Fields
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Descriptors that a session finds open. Bash can't name one above 255 and programs rarely use those just below.
 OUTPUT_FD, ERROR_FD, REQUEST_FD, STATUS_FD = 197, 196, 198, 199
@@ -74,7 +77,8 @@ class Runner:
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
-        self._pid = 0
+        #: 0 while there is no process.
+        self.pid = 0
         self._pidfd = -1
         self._streams: dict[str, int] = {}
         self._backlog: dict[str, bytearray] = {}
@@ -93,15 +97,15 @@ class Runner:
         self._signal_group(signal.SIGINT)
 
     def _signal_group(self, number: int) -> None:
-        if self._pid:
+        if self.pid:
             try:  # noqa: SIM105 - contextlib would cost every sandbox memory
-                os.killpg(self._pid, number)
+                os.killpg(self.pid, number)
             except (ProcessLookupError, PermissionError):
                 pass
 
     def _adopt(self, pid: int, output: int, error: int) -> None:
         """Watch a process that was just started, and own its pipes."""
-        self._pid, self._pidfd = pid, os.pidfd_open(pid)
+        self.pid, self._pidfd = pid, os.pidfd_open(pid)
         self._streams = {"stdout": output, "stderr": error}
         self._reactor.watch(self._pidfd, self._on_exit)
         for stream, fd in self._streams.items():
@@ -133,7 +137,7 @@ class Runner:
                 self._emit(stream, data)
 
     def _on_exit(self) -> None:
-        _, status = os.waitpid(self._pid, 0)
+        _, status = os.waitpid(self.pid, 0)
         self._drain()
         self._release()
         call, self._call = self._call, None
@@ -144,7 +148,7 @@ class Runner:
         for fd in (self._pidfd, *self._streams.values()):
             self._reactor.forget(fd)
             os.close(fd)
-        self._pid, self._pidfd, self._streams = 0, -1, {}
+        self.pid, self._pidfd, self._streams = 0, -1, {}
 
     def _cwd(self) -> str:
         return ""
@@ -183,9 +187,13 @@ class Session(Runner):
     """A process that outlives calls: it takes requests by one pipe and answers with a status on another."""
 
     is_session = True
+    #: The tool that it serves.
+    tool = ""
 
-    def __init__(self, reactor: Reactor) -> None:
+    def __init__(self, reactor: Reactor, on_lost: Callable[[str], None]) -> None:
+        """`on_lost` is told the tool when the process ends while no call is under way."""
         super().__init__(reactor)
+        self._on_lost = on_lost
         self._request_fd = -1
         self._status_fd = -1
         self._unsent = b""
@@ -193,7 +201,7 @@ class Session(Runner):
         self._cwd_seen = ""
 
     def run(self, call: Call, fields: Fields) -> None:
-        if not self._pid:
+        if not self.pid:
             self._start()
         self._call = call
         for stream, kept in self._backlog.items():
@@ -223,6 +231,36 @@ class Session(Runner):
     def _cwd(self) -> str:
         return self._cwd_seen
 
+    def state(self) -> str:
+        """All that another process, which this one becomes, needs to go on with the session: see `resume`."""
+        fds = (self._request_fd, self._status_fd, *self._streams.values())
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        return " ".join(map(str, (self.pid, *fds, os.fsencode(self._cwd_seen).hex() or "-")))
+
+    def resume(self, state: str) -> None:
+        """Go on with the session that `state` describes; if its process is gone, say so and start another when asked to."""
+        pid, request, status, output, error, cwd = state.split()
+        self._cwd_seen = os.fsdecode(bytes.fromhex(cwd)) if cwd != "-" else ""
+        fds = [int(fd) for fd in (request, status, output, error)]
+        try:
+            os.close(os.pidfd_open(int(pid)))
+        except ProcessLookupError:
+            for fd in fds:
+                os.close(fd)
+            self._on_lost(self.tool)
+            return
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._own(*fds[:2])
+        self._adopt(int(pid), *fds[2:])
+
+    def _own(self, request: int, status: int) -> None:
+        self._request_fd, self._status_fd, self._unsent, self._status = request, status, b"", b""
+        for fd in (request, status):
+            os.set_blocking(fd, False)
+        self._reactor.watch(status, self._on_status)
+
     def _start(self) -> None:
         request_read, request_write = os.pipe()
         status_read, status_write = os.pipe()
@@ -245,10 +283,7 @@ class Session(Runner):
         finally:
             for fd in theirs:
                 os.close(fd)
-        self._request_fd, self._status_fd, self._unsent, self._status = request_write, status_read, b"", b""
-        os.set_blocking(request_write, False)
-        os.set_blocking(status_read, False)
-        self._reactor.watch(status_read, self._on_status)
+        self._own(request_write, status_read)
         self._adopt(pid, output_read, error_read)
 
     def _file_actions(self, request: int, status: int, output: int, error: int) -> list:  # type: ignore[type-arg]
@@ -295,7 +330,10 @@ class Session(Runner):
 
     def _on_exit(self) -> None:
         self._on_status()  # it may have ended right after answering
+        is_between_calls = self._call is None
         super()._on_exit()
+        if is_between_calls:
+            self._on_lost(self.tool)
 
     def _release(self) -> None:
         for fd in (self._request_fd, self._status_fd):
@@ -312,6 +350,8 @@ class ShellSession(Session):
     `exec </dev/null` inside ends with the call. `builtin` keeps a function named `eval` or `printf` from taking the place
     of the real one.
     """
+
+    tool = "shell"
 
     def _program(self) -> str:
         return "/bin/bash"
@@ -350,6 +390,8 @@ class ShellSession(Session):
 
 class PythonSession(Session):
     """The interpreter of `python_session.py`, which has a request framed by its length."""
+
+    tool = "python"
 
     def _program(self) -> str:
         return sys.executable

@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from agent_program.errors import InvalidRequest, RequestTooLarge
-from deployments.http_body import read_json
+from deployments.http_body import NESTING_MAX, read_json
 
 
 def request(
@@ -46,6 +46,25 @@ async def test_a_body_that_turns_out_too_large_is_read_no_further() -> None:
 async def test_a_body_that_does_not_come_is_given_up() -> None:
     with pytest.raises(InvalidRequest, match="did not arrive"):
         await read_json(request(b"{", stalls=True), bytes_max=100, timeout_s=0.01)
+
+
+@pytest.mark.parametrize("depth", [NESTING_MAX + 1, 900])
+async def test_a_body_that_is_nested_too_deep_is_refused(depth: int) -> None:
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        deep = opening * depth + b"1" + closing * depth
+        with pytest.raises(InvalidRequest, match="nested"):
+            await read_json(request(deep), bytes_max=100_000, timeout_s=5)
+
+
+async def test_a_body_may_be_nested_as_deep_as_allowed() -> None:
+    deep = b"[" * NESTING_MAX + b"1" + b"]" * NESTING_MAX
+    assert await read_json(request(deep), bytes_max=100_000, timeout_s=5)
+
+
+async def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_a_character() -> None:
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        await read_json(request(b'{"a": "\\ud83d"}'), bytes_max=100, timeout_s=5)
+    assert await read_json(request(b'{"a": "\\uD83D\\ude00"}'), bytes_max=100, timeout_s=5) == {"a": "\U0001f600"}
 
 
 async def test_a_client_that_leaves_before_its_body_is_complete_starts_nothing() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_program.clock import ManualClock
-from agent_program.errors import EngineUnavailable, InvalidRequest
+from agent_program.errors import EngineUnavailable, InvalidRequest, Overloaded, SandboxUnavailable, Unavailable
 from agent_program.states import ProgramState
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from deployments.memory_clients import Gate, ScriptedEngine, ScriptedTools, answer, tool_calls
@@ -326,6 +326,26 @@ async def test_an_idempotent_call_whose_actor_is_lost_runs_once_more() -> None:
     await bench.run()
     assert len(bench.tools.calls) == 2
     assert engine.bodies[1]["messages"][-1]["content"] == "text"
+
+
+@pytest.mark.parametrize("error", [Overloaded(), SandboxUnavailable(), Unavailable()])
+async def test_a_call_waits_while_nothing_takes_it_and_the_model_does_not_hear_of_it(error: Exception) -> None:
+    engine = ScriptedEngine([SHELL, answer("done")])
+    tools = ScriptedTools({"shell": [error, error, "ok"]})
+    bench = Bench(spec(), engine=engine, tools=tools, settings=FAST)
+    await bench.run()
+    assert engine.bodies[1]["messages"][-1]["content"] == "ok"
+
+
+async def test_a_call_that_nothing_ever_takes_fails_the_program() -> None:
+    tools = ScriptedTools({"shell": [SandboxUnavailable("no sandbox holds here")]})
+    settings = ProgramSettings(tool_wait_s=0)
+    bench = Bench(spec(), engine=ScriptedEngine([SHELL]), tools=tools, settings=settings)
+    await bench.run()
+    record = await bench.journal.get(bench.program.id)
+    assert (record.state, record.end_reason) == (ProgramState.FAILED, EndReason.TOOLS_UNAVAILABLE)
+    assert record.error is not None
+    assert record.error.message == "no sandbox holds here"
 
 
 # Cancellation

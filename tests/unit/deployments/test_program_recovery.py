@@ -14,9 +14,9 @@ from deployments.journal import Claim, LeaseLost
 from deployments.memory_clients import Gate, ScriptedEngine, ScriptedTools, answer, tool_calls
 from deployments.memory_journal import MemoryJournal
 from deployments.ports import ReplicaLost, TurnOutcome
-from deployments.program import EndReason
+from deployments.program import EndReason, new_record
 from deployments.program_settings import ProgramSettings
-from deployments.steps import INTERRUPTED_OUTPUT
+from deployments.steps import INTERRUPTED_OUTPUT, apply_to_record
 from support.programs import Bench, spec
 
 SHELL = tool_calls(("call_1", "shell", {"command": "pytest -q"}))
@@ -177,3 +177,106 @@ async def test_a_store_that_stays_away_stops_the_runner() -> None:
     with pytest.raises(StoreUnavailable):
         await bench.run()
     assert bench.engine.bodies == []
+
+
+# A runner may die at any point
+
+
+class Died(Exception):
+    """The runner is gone; nothing after this line of it ever runs."""
+
+
+class MortalJournal(MemoryJournal):
+    """Its runner dies at one of its appends: just before the steps are stored, or just after."""
+
+    def __init__(self, clock: ManualClock, *, dies_at: int, stored: bool) -> None:
+        super().__init__(clock)
+        self._dies_at = dies_at
+        self._stored = stored
+        self.appends = 0
+
+    async def append(self, claim: Claim, steps: Any, record: Any) -> None:
+        self.appends += 1
+        if self.appends != self._dies_at:
+            await super().append(claim, steps, record)
+            return
+        if self._stored:
+            await super().append(claim, steps, record)
+        raise Died
+
+
+class CountingEngine(ScriptedEngine):
+    """Three turns that call a shell and a reader, then an answer: a function of the conversation, so that a turn that runs
+    again says the same."""
+
+    async def run_turn(self, body: Any, hints: Any) -> TurnOutcome:
+        self.bodies.append(body)
+        turn = 1 + sum(message["role"] == "assistant" for message in body["messages"])
+        if turn > 3:
+            return answer("done")
+        return tool_calls(
+            (f"shell-{turn}", "shell", {"command": f"step {turn}"}),
+            (f"read-{turn}", "read_file", {"path": f"file {turn}"}),
+        )
+
+
+def mortal_bench(*, dies_at: int, stored: bool) -> Bench:
+    clock = ManualClock()
+    tools = ScriptedTools({"shell": ["did"] * 20, "read_file": ["text"] * 20})
+    journal = MortalJournal(clock, dies_at=dies_at, stored=stored)
+    return Bench(spec(), engine=CountingEngine(), tools=tools, journal=journal, clock=clock)
+
+
+async def run_to_end(bench: Bench) -> int:
+    """Run under one runner after the other until the program has ended; returns how many it took."""
+    await bench.submit()
+    for number in range(1, 4):
+        _, loop = await bench.claim(f"runner_{number}")
+        try:
+            await loop.run()
+            return number
+        except Died:
+            assert isinstance(bench.clock, ManualClock)
+            bench.clock.advance(11)
+            if (await bench.journal.get(bench.program.id)).state.is_final:
+                return number
+    raise AssertionError("the program did not end")
+
+
+async def appends_of_a_whole_run() -> int:
+    bench = mortal_bench(dies_at=10**9, stored=False)
+    assert await run_to_end(bench) == 1
+    assert isinstance(bench.journal, MortalJournal)
+    return bench.journal.appends
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_runner_lost_at_any_step_loses_nothing_and_repeats_nothing(stored: bool) -> None:
+    for dies_at in range(1, 1 + await appends_of_a_whole_run()):
+        bench = mortal_bench(dies_at=dies_at, stored=stored)
+        await run_to_end(bench)
+        record = await bench.journal.get(bench.program.id)
+        assert (record.state, record.end_reason, record.output) == (
+            ProgramState.COMPLETED,
+            EndReason.ANSWER,
+            "done",
+        ), dies_at
+        shells = [call.call_id for call in bench.tools.calls if call.tool == "shell"]
+        assert len(shells) == len(set(shells)), f"a call ran twice when the runner died at append {dies_at}"
+        finished = [step["turn"] for step in await bench.data("turn.finished")]
+        assert finished == [1, 2, 3, 4], dies_at
+        answered = [step["call_id"] for step in await bench.data("tool.finished")]
+        assert sorted(answered) == sorted(f"{tool}-{turn}" for tool in ("shell", "read") for turn in (1, 2, 3))
+        steps = await bench.journal.steps(bench.program.id)
+        assert [step.seq for step in steps] == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_the_record_is_what_the_steps_add_up_to(stored: bool) -> None:
+    for dies_at in (3, 5, 9):
+        bench = mortal_bench(dies_at=dies_at, stored=stored)
+        await run_to_end(bench)
+        record = new_record(bench.program)
+        for step in await bench.journal.steps(bench.program.id):
+            record = apply_to_record(record, step)
+        assert record == await bench.journal.get(bench.program.id)

@@ -65,8 +65,9 @@ class Engine:
         self.held: set[int] = set()
         self.collected = 0
 
-    def arrive(self, turn: str, now_s: float, *, program: str = "a", **hints: Any) -> None:
-        self.controller.turn_arrived(turn, TurnHints(program_id=ProgramId(program), **hints), now_s)
+    def arrive(self, turn: str, now_s: float, *, program: str = "a", stops: bool = False, **hints: Any) -> None:
+        known = TurnHints(program_id=ProgramId(program), **hints)
+        self.controller.turn_arrived(turn, known, now_s, has_stop_strings=stops)
 
     def schedule(self, turn: str, now_s: float, *, hits: int = 0) -> list[LeaseEndReason]:
         return self._let_go(self.controller.turn_scheduled(turn, hits, now_s))
@@ -271,7 +272,7 @@ def test_arming_says_that_it_did_end() -> None:
 
 def test_an_arm_request_that_overtakes_the_abort_waits_for_it() -> None:
     engine = Engine(ByTool(pytest=20.0))
-    engine.arrive("t1", 0.0)
+    engine.arrive("t1", 0.0, stops=True)
     engine.schedule("t1", 0.0)
     assert engine.arm(1.0, PYTEST).reason == "turn_not_ended"
     lease = engine.finish("t1", 1.1, ending=TurnEnding.MAYBE_ENDED).begun
@@ -279,9 +280,18 @@ def test_an_arm_request_that_overtakes_the_abort_waits_for_it() -> None:
     assert (lease.state, lease.ttl_s, lease.tool) == (LeaseState.ARMED, 20.0, PYTEST)
 
 
+def test_an_arm_request_that_comes_after_the_next_turn_runs_is_not_taken_for_that_turns() -> None:
+    engine = Engine(ByTool(pytest=20.0))
+    engine.turn("t1", 0.0)
+    engine.arrive("t2", 0.1)
+    engine.schedule("t2", 0.1)
+    assert engine.arm(0.2, PYTEST).reason == "no_lease"
+    assert engine.finish("t2", 1.0, ending=TurnEnding.CUT).begun is None
+
+
 def test_an_end_of_program_that_overtakes_the_abort_waits_for_it_too() -> None:
     engine = Engine(ByTool(pytest=20.0))
-    engine.arrive("t1", 0.0)
+    engine.arrive("t1", 0.0, stops=True)
     engine.schedule("t1", 0.0)
     engine.arm(1.0, None, is_last_turn=True)
     assert engine.finish("t1", 1.1, ending=TurnEnding.MAYBE_ENDED).begun is None

@@ -162,3 +162,48 @@ def test_counting_stops_at_the_limit(state: Path) -> None:
     assert workspaces.usage(root, bytes_max=2**30, files_max=10).entries == 11
     deep_tree(root, 300)
     assert workspaces.usage(root, bytes_max=2**30, files_max=10_000).is_too_deep
+
+
+def test_a_parked_workspace_becomes_the_programs_with_its_owner(state: Path) -> None:
+    workspaces = make(state)
+    parked, uid = workspaces.park()
+    assert parked.stat().st_uid == (os.geteuid() if uid is None else uid)
+    workspaces.adopt(parked, TENANT, PROGRAM)
+    assert not parked.exists()
+    assert workspaces.uid(TENANT, PROGRAM) == uid
+    assert workspaces.ensure(TENANT, PROGRAM).stat().st_mode & 0o7777 == 0o700
+
+
+def test_parked_workspaces_of_living_actors_are_left_alone_and_of_dead_ones_removed(state: Path) -> None:
+    alive, cleaner = make(state), make(state)
+    kept, _ = alive.park()
+    left = alive.park()[0].parent / "left-by-a-dead-actor"
+    left.mkdir()
+    own, _ = cleaner.park()
+    assert cleaner.clean(ttl_s=None, now_wall_s=0) == 1
+    assert (kept.exists(), own.exists(), left.exists()) == (True, True, False)
+    alive.discard(kept)
+    assert not kept.exists()
+
+
+def test_workspaces_in_which_nothing_happened_for_long_are_removed(state: Path) -> None:
+    workspaces = make(state)
+    path = workspaces.ensure(TENANT, PROGRAM)
+    (path / "file").touch()
+    changed_s = path.stat().st_ctime
+    # A program can set the times of its own directory as it likes; the time of that change is the kernel's.
+    os.utime(path, (2**33, 2**33))
+    assert workspaces.clean(ttl_s=60, now_wall_s=changed_s + 30) == 0
+    assert workspaces.clean(ttl_s=None, now_wall_s=changed_s + 1e9) == 0
+    assert workspaces.clean(ttl_s=60, now_wall_s=path.stat().st_ctime + 61) == 1
+    assert not path.exists()
+
+
+def test_deletions_that_were_broken_off_are_finished(state: Path) -> None:
+    workspaces = make(state)
+    (state / "trash" / "half").mkdir()
+    (state / "trash" / "half" / "file").touch()
+    now_s = (state / "trash" / "half").stat().st_ctime
+    assert workspaces.clean(ttl_s=None, now_wall_s=now_s + 1) == 0
+    assert workspaces.clean(ttl_s=None, now_wall_s=now_s + 1000) == 1
+    assert list((state / "trash").iterdir()) == []
