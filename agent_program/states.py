@@ -52,9 +52,7 @@ class ProgramEvent(StrEnum):
     DEADLINE_PASSED = "deadline_passed"
 
 
-FINAL_STATES = frozenset(
-    {ProgramState.COMPLETED, ProgramState.FAILED, ProgramState.CANCELLED, ProgramState.EXPIRED}
-)
+FINAL_STATES = frozenset({ProgramState.COMPLETED, ProgramState.FAILED, ProgramState.CANCELLED, ProgramState.EXPIRED})
 
 _S, _E = ProgramState, ProgramEvent
 _ENDINGS = {_E.FINISHED: _S.COMPLETED, _E.ERRORED: _S.FAILED, _E.CANCELLED: _S.CANCELLED}

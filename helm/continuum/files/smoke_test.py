@@ -48,7 +48,9 @@ models = call("GET", "/v1/models")["data"]
 print("models:", ", ".join(model["id"] for model in models), flush=True)
 submitted = wait(
     "submit",
-    lambda: call("POST", "/v1/programs", {"input": "Say hello.", "limits": {"max_turns": 1, "max_tokens_per_turn": 16}}),
+    lambda: call(
+        "POST", "/v1/programs", {"input": "Say hello.", "limits": {"max_turns": 1, "max_tokens_per_turn": 16}}
+    ),
 )
 program = wait("program", ended)
 print(json.dumps({key: program.get(key) for key in ("id", "state", "end_reason", "turns", "usage")}))

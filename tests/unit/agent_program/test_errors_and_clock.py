@@ -7,9 +7,7 @@ from agent_program import errors
 from agent_program.clock import ManualClock, SystemClock
 from agent_program.errors import Overloaded, PlatformError
 
-CLASSES = [
-    cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, PlatformError)
-]
+CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, PlatformError)]
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -29,7 +29,9 @@ def test_the_flat_form_holds_only_what_vllm_xargs_may_hold(one: TurnHints) -> No
     assert all(type(value) in (str, int, float) for value in one.to_xargs().values())
 
 
-@given(st.dictionaries(names.map(lambda name: "continuum_" + name), st.none() | st.integers() | names | st.lists(names)))
+@given(
+    st.dictionaries(names.map(lambda name: "continuum_" + name), st.none() | st.integers() | names | st.lists(names))
+)
 def test_no_hint_whatever_it_holds_is_an_error(flat: dict[str, object]) -> None:
     assert TurnHints.from_xargs("p", flat).program_id == "p"
 
