@@ -12,6 +12,7 @@ The client belongs to the event loop that first uses it: make one `RedisBindings
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable
 from typing import Any, TypeVar, cast
@@ -23,6 +24,7 @@ from redis.exceptions import RedisError
 
 from agent_program.errors import StoreUnavailable
 from agent_program.ids import ProgramId, ReplicaId
+from tool_runtime.store_url import dialled_url
 
 _T = TypeVar("_T")
 
@@ -61,7 +63,7 @@ class RedisBindings:
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._timeout_s = timeout_s
         pool = redis.asyncio.BlockingConnectionPool.from_url(
-            store_url,
+            dialled_url(store_url, os.environ),
             max_connections=connections_max,
             timeout=timeout_s,
             socket_timeout=timeout_s,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
@@ -50,6 +51,7 @@ from deployments.program import ProgramRecord, ProgramSpec, new_record
 from deployments.redis_signals import RedisSignals
 from deployments.signals import Signal
 from deployments.steps import Step, cancelled_while_queued, queued_step
+from tool_runtime.store_url import dialled_url
 
 _PROGRAM = "continuum:program:"
 _PROGRAMS = "continuum:programs:"
@@ -63,6 +65,7 @@ class RedisJournal:
 
     def __init__(self, url: str, clock: Clock) -> None:
         self._clock = clock
+        url = dialled_url(url, os.environ)
         self._client = Redis.from_url(
             url, decode_responses=True, socket_timeout=5, socket_connect_timeout=2, health_check_interval=15
         )

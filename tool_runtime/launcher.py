@@ -207,6 +207,8 @@ class Launcher:
 
     def _kill(self, child: Child) -> None:
         if child.scope == "descendants":
+            # Stopped, the agent neither starts more nor tells of each death; it stays the one that orphans come to.
+            child.process.send_signal(signal.SIGSTOP)
             kill_descendants(child.process.pid)
             child.process.kill()
             return

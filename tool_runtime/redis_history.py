@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
@@ -34,6 +35,7 @@ from agent_program.ids import ToolKey
 from agent_program.tool_events import LatencySample, SampleSource, ToolOutcome
 from tool_runtime.history import HistoryLimits
 from tool_runtime.latency import LatencySnapshot, summarise
+from tool_runtime.store_url import dialled_url
 
 _PREFIX = "continuum:{latency}:"
 _VERSION, _KEYS, _GLOBAL, _WINDOW = _PREFIX + "version", _PREFIX + "keys", _PREFIX + "global", _PREFIX + "window:"
@@ -78,7 +80,7 @@ class RedisHistory:
         self._limits = limits or HistoryLimits()
         self._clock = clock or SystemClock()
         self._redis = Redis.from_url(
-            store_url,
+            dialled_url(store_url, os.environ),
             decode_responses=True,
             socket_timeout=socket_timeout_s,
             socket_connect_timeout=socket_timeout_s,

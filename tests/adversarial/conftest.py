@@ -12,7 +12,9 @@ from tool_runtime.actor import ToolActor
 from tool_runtime.config import SandboxBackend
 
 
-@pytest.fixture(scope="module", params=[SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK], ids=lambda backend: backend.value)
+@pytest.fixture(
+    scope="module", params=[SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK], ids=lambda backend: backend.value
+)
 def backend(request: pytest.FixtureRequest) -> SandboxBackend:
     return request.param
 

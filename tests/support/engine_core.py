@@ -103,7 +103,7 @@ class SchedulerHarness:
         self.step_tokens = 0
         #: The most leases there were at the end of a step that preempted somebody.
         self.leases_beside_preemption = 0
-        self._in_flight: list[SchedulerOutput] = []
+        self._in_flight: list[tuple[SchedulerOutput, frozenset[str]]] = []
         self._is_async = is_async
         self._has_leases = settings is not None
         self.scheduler = _build(
@@ -171,9 +171,12 @@ class SchedulerHarness:
         if has_work:
             output = self.scheduler.schedule()
             self._observe(output)
-            self._in_flight.append(output)
+            # Whether a step reaches the end of a context is settled when it is scheduled.
+            requests = self.scheduler.requests
+            samples = frozenset(name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk)
+            self._in_flight.append((output, samples))
         if self._in_flight and (not self._is_async or not has_work or len(self._in_flight) > 1):
-            self._process(self._in_flight.pop(0))
+            self._process(*self._in_flight.pop(0))
 
     def _observe(self, output: SchedulerOutput) -> None:
         self.step_tokens = output.total_num_scheduled_tokens
@@ -197,11 +200,11 @@ class SchedulerHarness:
             self.step()
         raise AssertionError(f"not done after {steps_max} steps")
 
-    def _process(self, output: SchedulerOutput) -> None:
+    def _process(self, output: SchedulerOutput, samples: frozenset[str]) -> None:
         if output.total_num_scheduled_tokens:
             self.clock.advance(self.step_s + self.token_s * output.total_num_scheduled_tokens)
         request_ids = list(output.num_scheduled_tokens)
-        sampled = [self._sample(request_id, output) for request_id in request_ids]
+        sampled = [self._sample(request_id, request_id in samples) for request_id in request_ids]
         model_output = ModelRunnerOutput(
             req_ids=request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
@@ -211,15 +214,11 @@ class SchedulerHarness:
             for one in engine_output.outputs:
                 self.outputs[one.request_id].extend(one.new_token_ids)
 
-    def _sample(self, request_id: str, output: SchedulerOutput) -> list[int]:
+    def _sample(self, request_id: str, is_prompt_done: bool) -> list[int]:
         request = self.scheduler.requests.get(request_id)
         if request is None:
             return [0]
-        # A prefill chunk that does not reach the end of the context samples nothing.
-        computed = request.num_computed_tokens - (request.num_output_placeholders if self._is_async else 0)
-        if request.is_prefill_chunk and computed < request.num_tokens:
-            return []
-        return [next_token(request.all_token_ids)]
+        return [next_token(request.all_token_ids)] if is_prompt_done else []
 
     # --- what can be seen --------------------------------------------------------------------------------------------
 
