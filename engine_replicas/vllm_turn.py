@@ -5,8 +5,8 @@
          ──► streaming       opened as soon as the engine has accepted the turn, which may be long before its first token
 
 A turn ends early in three ways: its reader closes it or is cancelled (vLLM aborts the request), its deadline passes (the
-same, and the reader is told), or the engine core dies (`EngineUnavailable`, whatever has been read: the turn may run again
-elsewhere).
+same, and the reader is told), or the engine gives it up because it dies, stops or is paused (`EngineUnavailable`, whatever
+has been read: the turn may run again elsewhere).
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from engine_replicas.vllm_chat import ObservedChat, TurnRecord, current_turn
 
 _ERROR_EVENT = 'data: {"error"'
 _DONE_EVENT = "data: [DONE]\n\n"
+#: vLLM's reason for a turn that ends because the engine stops or is paused. A reader that leaves sees no reason at all.
+_ABORTED = "abort"
 #: The parameter that vLLM blames when a prompt is longer than the context.
 _CONTEXT_PARAM = "input_tokens"
 
@@ -119,7 +121,7 @@ class VllmTurn:
     @property
     def is_complete(self) -> bool:
         """The engine generated to the end."""
-        return self.record.finish_reason is not None and self.broken_by is None
+        return self.record.finish_reason not in (None, _ABORTED) and self.broken_by is None
 
     @property
     def finish_reason(self) -> str | None:
@@ -138,6 +140,7 @@ class VllmTurn:
 
     async def _open(self) -> None:
         answer = await self._serving.create_chat_completion(self._request, None)
+        self._check_engine()
         if isinstance(answer, ErrorResponse):
             self._refuse_as(answer.error)
         elif isinstance(answer, ChatCompletionResponse):
@@ -156,10 +159,9 @@ class VllmTurn:
             await asyncio.wait({self._first_event, accepted}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             accepted.cancel()
+        self._check_engine()
         refusal = self._first_event.result() if self._first_event.done() else None
         if refusal is not None and refusal.startswith(_ERROR_EVENT):
-            if self.record.engine_died:
-                raise EngineUnavailable("the engine core is dead")
             self._refuse_as(_error_of(refusal))
         else:
             self.is_stream = True
@@ -175,9 +177,8 @@ class VllmTurn:
         except TimeoutError:
             self.broken_by = "timeout"
             return _event(error_body(504, self._timeout_message())) + _DONE_EVENT
+        self._check_engine()
         if event is not None and event.startswith(_ERROR_EVENT):
-            if self.record.engine_died:
-                raise EngineUnavailable("the engine core died during the turn")
             self.broken_by = "error"
             return _event(_body_of(_error_of(event)))
         return event
@@ -196,6 +197,13 @@ class VllmTurn:
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         return result
+
+    def _check_engine(self) -> None:
+        """Raise EngineUnavailable where the engine, not the turn, is the reason that the turn ended."""
+        if self.record.engine_died:
+            raise EngineUnavailable("the engine core died during the turn")
+        if self.record.finish_reason == _ABORTED:
+            raise EngineUnavailable("the engine gave up the turn: it stops or is paused")
 
     def _timeout_message(self) -> str:
         return f"the turn took longer than {self._timeout_s:g} s and was aborted"

@@ -140,6 +140,26 @@ async def test_a_core_that_dies_is_told_apart_from_an_error(was_read: bool) -> N
         await open_and_read()
 
 
+@pytest.mark.parametrize("was_read", [False, True])
+async def test_a_turn_that_the_engine_gave_up_is_not_an_answer(was_read: bool) -> None:
+    async def script(turn: TurnRecord) -> AsyncGenerator[str, None]:
+        if was_read:
+            turn.accepted.set()
+            yield HELLO
+        turn.finish_reason = "abort"
+        yield HELLO
+
+    turn = a_turn(Serving(script))
+
+    async def open_and_read() -> None:
+        await turn.open()
+        await read(turn)
+
+    with pytest.raises(EngineUnavailable):
+        await open_and_read()
+    assert not turn.is_complete
+
+
 async def test_a_core_that_is_dead_already_cannot_open_a_turn() -> None:
     async def dead() -> None:
         raise EngineDeadError
