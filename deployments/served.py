@@ -74,6 +74,11 @@ class ServedTools(ToolActor):
         await self.start()
         return replica_id()
 
+    async def record_routing_stats(self) -> dict[str, int]:
+        """What the router weighs when it places a new program."""
+        status = await self.status()
+        return {"queued_calls": status["calls_waiting"], "live_sessions": status["live_sandboxes"]}
+
     async def metrics_page(self) -> tuple[str, str]:
         return replica_id(), tools_page(await self.status())
 

@@ -46,16 +46,17 @@ def store_url() -> Any:
 
 
 @pytest.fixture
-async def router(store_url: str) -> AsyncIterator[ProgramAffinityRouter]:
+async def router(store_url: str, request: pytest.FixtureRequest) -> AsyncIterator[ProgramAffinityRouter]:
     made = ProgramAffinityRouter(
         deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True
     )
-    made.initialize_state(store_url=store_url, namespace="engine", settings={"store_timeout_s": 10.0})
+    changes = getattr(request, "param", {})
+    made.initialize_state(store_url=store_url, namespace="engine", settings={"store_timeout_s": 10.0, **changes})
     yield made
     await made._programs.close()
 
 
-def request(program_id: str = "", *, method: str = "chat", internal_id: str = "internal") -> PendingRequest:
+def a_request(program_id: str = "", *, method: str = "chat", internal_id: str = "internal") -> PendingRequest:
     metadata = RequestMetadata(
         request_id="request", internal_request_id=internal_id, call_method=method, session_id=program_id
     )
@@ -69,21 +70,21 @@ async def chosen(router: ProgramAffinityRouter, pending: PendingRequest) -> list
 
 async def test_a_programs_ranking_is_its_replica_and_nothing_else(router: ProgramAffinityRouter) -> None:
     router.update_replicas([StandInReplica("a"), StandInReplica("b")])
-    first = await chosen(router, request("p"))
+    first = await chosen(router, a_request("p"))
     assert [len(rank) for rank in first] == [1]
-    assert await chosen(router, request("p")) == first
+    assert await chosen(router, a_request("p")) == first
 
 
 async def test_serve_is_told_to_back_off_while_a_programs_replica_is_full(router: ProgramAffinityRouter) -> None:
     router.update_replicas([StandInReplica("a")])
-    pending = request("p")
+    pending = a_request("p")
     await chosen(router, pending)
     assert pending.routing_context.should_backoff
 
 
 async def test_a_request_without_a_program_may_fall_back_to_any_replica(router: ProgramAffinityRouter) -> None:
     router.update_replicas([StandInReplica("a", report={"waiting": 3}), StandInReplica("b")])
-    best, rest = await chosen(router, request())
+    best, rest = await chosen(router, a_request())
     assert best == ["b"]
     assert sorted(rest) == ["a", "b"]
 
@@ -96,7 +97,7 @@ async def test_a_routing_task_without_a_request_gets_every_replica(router: Progr
 
 
 async def test_without_replicas_there_is_no_choice(router: ProgramAffinityRouter) -> None:
-    assert await chosen(router, request("p")) == []
+    assert await chosen(router, a_request("p")) == []
 
 
 async def test_a_dead_replicas_programs_go_elsewhere_and_a_late_broadcast_does_not_bring_it_back(
@@ -104,16 +105,31 @@ async def test_a_dead_replicas_programs_go_elsewhere_and_a_late_broadcast_does_n
 ) -> None:
     replicas = {name: StandInReplica(name) for name in ("a", "b")}
     router.update_replicas(list(replicas.values()))
-    ((home,),) = await chosen(router, request("p"))
+    ((home,),) = await chosen(router, a_request("p"))
     router.on_replica_actor_died(replicas[home].replica_id)
     router.update_replicas(list(replicas.values()))
-    ((refuge,),) = await chosen(router, request("p"))
+    ((refuge,),) = await chosen(router, a_request("p"))
     assert refuge != home
+
+
+@pytest.mark.parametrize("router", [{"lost_replica_quarantine_s": 0.1}], indirect=True)
+async def test_a_replica_that_was_held_for_dead_and_is_still_listed_is_used_again_without_further_news(
+    router: ProgramAffinityRouter,
+) -> None:
+    alive = StandInReplica("alive")
+    router.update_replicas([alive])
+    router.on_replica_actor_died(alive.replica_id)
+    router.update_replicas([alive])
+
+    async def is_used() -> bool:
+        return await chosen(router, a_request("p")) == [["alive"]]
+
+    await wait_for_async(is_used, what="the quarantine is over")
 
 
 async def test_requests_that_choose_together_spread_before_any_of_them_is_sent(router: ProgramAffinityRouter) -> None:
     router.update_replicas([StandInReplica("a"), StandInReplica("b")])
-    waiting = [request(internal_id=f"request-{number}") for number in range(10)]
+    waiting = [a_request(internal_id=f"request-{number}") for number in range(10)]
     for pending in waiting:
         router._add_pending_request_to_indices(pending)
     picks = [(await chosen(router, pending))[0][0] for pending in waiting]
@@ -126,17 +142,17 @@ async def test_requests_that_choose_together_spread_before_any_of_them_is_sent(r
 
 async def test_a_request_that_chooses_again_counts_once(router: ProgramAffinityRouter) -> None:
     router.update_replicas([StandInReplica("a"), StandInReplica("b")])
-    pending = request("p")
+    pending = a_request("p")
     router._add_pending_request_to_indices(pending)
     for _ in range(50):  # as while its replica is full
         await chosen(router, pending)
-    picks = {(await chosen(router, request(f"q{number}")))[0][0] for number in range(4)}
+    picks = {(await chosen(router, a_request(f"q{number}")))[0][0] for number in range(4)}
     assert picks == {"a", "b"}
 
 
 async def test_requests_that_share_an_internal_id_each_get_a_replica(router: ProgramAffinityRouter) -> None:
     router.update_replicas([StandInReplica("a"), StandInReplica("b")])
-    together = [request(f"p{number}", internal_id="of-one-http-request") for number in range(8)]
+    together = [a_request(f"p{number}", internal_id="of-one-http-request") for number in range(8)]
     async with asyncio.timeout(60):
         replicas = await asyncio.gather(*(router._choose_replica_for_request(pending) for pending in together))
     assert len(replicas) == 8
@@ -146,13 +162,18 @@ async def test_requests_that_share_an_internal_id_each_get_a_replica(router: Pro
 async def test_a_request_waits_for_its_own_full_replica_while_others_are_served(router: ProgramAffinityRouter) -> None:
     full, idle = StandInReplica("full", turns_max=1), StandInReplica("idle")
     router.update_replicas([full])
-    await chosen(router, request("p"))
+    await chosen(router, a_request("p"))
     router.update_replicas([full, idle])
     full.turns = 1
     router.on_new_queue_len_info(full.replica_id, 1)
-    stuck = [asyncio.create_task(router._choose_replica_for_request(request("p"))) for _ in range(20)]
+    stuck = [asyncio.create_task(router._choose_replica_for_request(a_request("p"))) for _ in range(20)]
+
+    async def are_stuck() -> bool:
+        return len(router._reserved) >= 4  # as many as Serve would seek replicas for at once, left to itself
+
+    await wait_for_async(are_stuck, what="requests wait for the full replica")
     async with asyncio.timeout(60):
-        replica = await router._choose_replica_for_request(request("new"))
+        replica = await router._choose_replica_for_request(a_request("new"))
     assert replica is idle
     assert not any(task.done() for task in stuck)
     full.turns = 0
@@ -163,7 +184,7 @@ async def test_a_request_waits_for_its_own_full_replica_while_others_are_served(
 async def test_a_cancelled_request_leaves_nothing_behind(router: ProgramAffinityRouter) -> None:
     full = StandInReplica("full", turns_max=1, turns=1)
     router.update_replicas([full])
-    waiting = asyncio.create_task(router._choose_replica_for_request(request("p")))
+    waiting = asyncio.create_task(router._choose_replica_for_request(a_request("p")))
 
     async def has_chosen() -> bool:
         return bool(router._reserved)
@@ -178,8 +199,8 @@ async def test_a_cancelled_request_leaves_nothing_behind(router: ProgramAffinity
 
 async def test_a_release_ends_the_binding_once_the_replica_has_taken_it(router: ProgramAffinityRouter) -> None:
     router.update_replicas([StandInReplica("a"), StandInReplica("b")])
-    home = (await chosen(router, request("p")))[0][0]
-    release = request("p", method="release_program")
+    home = (await chosen(router, a_request("p")))[0][0]
+    release = a_request("p", method="release_program")
     assert await chosen(router, release) == [[home]]
     router.on_request_routed(release, ReplicaID(home, deployment_id=DEPLOYMENT), None)
     await asyncio.gather(*router._releases)
@@ -188,7 +209,7 @@ async def test_a_release_ends_the_binding_once_the_replica_has_taken_it(router: 
 
 async def test_an_event_of_an_unbound_program_binds_nothing(router: ProgramAffinityRouter) -> None:
     router.update_replicas([StandInReplica("a")])
-    await chosen(router, request("p", method="tool_event"))
+    await chosen(router, a_request("p", method="tool_event"))
     assert router._programs.programs_known == 0
     assert await router._programs._bindings.get(ProgramId("p")) is None
 

@@ -334,7 +334,8 @@ async def test_a_store_that_lost_its_data_learns_the_bindings_anew(world: World)
 
 
 async def test_a_store_that_comes_back_empty_is_told_every_binding_before_anyone_asks(world: World) -> None:
-    (one, store), (other, _) = world.router(A, B), world.router(A, B)
+    (one, store), (other, _) = world.router(A, B), world.router(A, B, C)
+    other.replace_replicas([*views(A, B, running=9), *views(C)])  # by itself it would use C
     ids = [ProgramId(f"p{number}") for number in range(6)]
     homes = {name: (await placed(one, name)).replica_id for name in ids}
     store.away = True
