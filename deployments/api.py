@@ -82,6 +82,7 @@ class Api:
             ("POST", "/v1/programs/{program_id}/tool_events", self.tool_event),
             ("GET", "/v1/programs/{program_id}/explain", self.explain),
             ("GET", "/v1/tools", self.list_tools),
+            ("GET", "/v1/tools/latency", self.tool_latencies),
             ("GET", "/v1/tools/{name}/latency", self.tool_latency),
             ("GET", "/healthz", self.healthz),
             ("GET", "/readyz", self.readyz),
@@ -209,6 +210,10 @@ class Api:
     async def list_tools(self) -> Response:
         """The tools that programs may name."""
         return JSONResponse(self._tools.list())
+
+    async def tool_latencies(self) -> Response:
+        """How long everything took that has been measured."""
+        return JSONResponse(await self._tools.latencies())
 
     async def tool_latency(self, name: str) -> Response:
         """How long a tool takes, by what has been measured."""

@@ -171,6 +171,8 @@ def _describe(name: str, data: Json) -> str:
             return "taken over by another runner" if data.get("resumed") else ""
         case "turn.started":
             return f"turn {data['turn']}"
+        case "turn.delayed":
+            return f"turn {data['turn']} waits for a replica: {data.get('reason', '')}"
         case "turn.replayed":
             return f"turn {data['turn']} runs again: {data.get('reason', '')}"
         case "turn.finished":

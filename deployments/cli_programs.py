@@ -155,19 +155,23 @@ def list_tools(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson =
 
 @tools_app.command("latency")
 def show_latency(
-    name: Annotated[str | None, typer.Argument(help="A tool or a tool key; all tools where none is named.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A tool, or a program that a shell ran, such as pytest; without it, all that were measured."
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """How long tools take, by the history that the scheduler uses."""
     with connect(url, api_key) as client:
-        names = [name] if name else [tool.get("function", tool)["name"] for tool in client.tools()["data"]]
-        found = [client.tool_latency(one) for one in names]
+        found = client.tool_latency(name) if name else client.tool_latencies()
     if as_json:
-        print_json(out, found[0] if name else {"object": "list", "data": found})
+        print_json(out, found)
     else:
-        out.print(latency_table(found))
+        out.print(latency_table(found["data"] if name is None else [found]))
 
 
 def _follow(client: RestClient, program_id: str, *, after: str | None = None, as_json: bool) -> ExitCode:

@@ -57,6 +57,8 @@ def local_platform(settings: PlatformSettings, listen: ListenOn, *, on_stage: Ca
         PlatformStartError: the port is taken, or a part did not come up.
     """
     port = _free_port(listen)
+    if settings.store.is_embedded:
+        _check_store_port(settings.store.embedded_port)
     stack = contextlib.ExitStack()
     try:
         _restore_signals_at_the_end(stack)
@@ -88,6 +90,19 @@ def _free_port(listen: ListenOn) -> int:
         return port
 
 
+def _check_store_port(port: int) -> None:
+    """The embedded store would report it too, in a log that nobody looks into, and a minute later."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise PlatformStartError(
+                f"the embedded store cannot listen on 127.0.0.1:{port}: {error.strerror}. Another platform may be running: "
+                "stop it, give this one store.embedded_port and store.data_dir of its own, or set store.redis_url"
+            ) from error
+
+
 def _ray_cpus(replicas: ReplicaSettings) -> int:
     """CPUs that a private cluster is told it has: the machine's, or as many as the settings ask for where that is more.
 
@@ -112,10 +127,12 @@ def _start_ray(address: str | None, stack: contextlib.ExitStack, *, num_cpus: in
             logging_level=logging.WARNING,
             **(private if address is None else {}),
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:
         raise PlatformStartError(f"Ray did not start: {error}") from error
-    # Ray's own handler, set by init, would end this process in the middle of a clean-up.
-    signal.signal(signal.SIGTERM, _interrupt)
+    # Ray's own handler, set by init, would end this process in the middle of a clean-up; and a shell that starts this in the
+    # background has SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
 
 
 def _start_app(settings: PlatformSettings, listen: ListenOn, port: int, stack: contextlib.ExitStack) -> None:
@@ -131,8 +148,14 @@ def _start_app(settings: PlatformSettings, listen: ListenOn, port: int, stack: c
         serve.start(proxy_location="HeadOnly", http_options={"host": listen.host, "port": port})
         serve.run(build_app(settings), name=APP_NAME, route_prefix="/")
     except (RayError, RuntimeError) as error:
-        logs = os.path.realpath("/tmp/ray/session_latest/logs")
-        raise PlatformStartError(f"the application did not start: {error}\nRay's logs are in {logs}") from error
+        raise PlatformStartError(f"the application did not start: {error}{_where_logs_are()}") from error
+
+
+def _where_logs_are() -> str:
+    from ray._private.worker import global_worker
+
+    node = global_worker.node  # None where the cluster is somebody else's
+    return f"\nRay's logs are in {node.get_logs_dir_path()}" if node is not None else ""
 
 
 def _wait_until_ready(url: str) -> None:

@@ -141,6 +141,10 @@ class RestClient:
     def tools(self) -> Json:
         return self._call("GET", "/v1/tools")
 
+    def tool_latencies(self) -> Json:
+        """The times of every tool key that was measured; see `GET /v1/tools/latency`."""
+        return self._call("GET", "/v1/tools/latency")
+
     def tool_latency(self, name: str) -> Json:
         return self._call("GET", f"/v1/tools/{name}/latency")
 

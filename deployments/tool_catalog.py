@@ -43,13 +43,26 @@ class ToolCatalog:
         known = snapshot.tools.get(ToolKey(name))
         if known is None and name not in self._specs:
             raise NoSuchTool(f"no tool called {name[:100]!r}, and nothing was measured under this name", param="name")
-        latency = known or ToolLatency()
-        quantiles = {label: latency.quantile(probability) for label, probability in _QUANTILES.items()}
-        return {
-            "object": "tool_latency",
-            "tool": name,
-            "count": latency.count,
-            "censored_count": latency.censored_count,
-            "mean_s": latency.mean_s(),
-            **quantiles,
-        }
+        return _to_wire(name, known or ToolLatency())
+
+    async def latencies(self) -> dict[str, Any]:
+        """Every tool key that anything was measured under, the most used first.
+
+        Raises:
+            StoreUnavailable: the history does not answer.
+        """
+        measured = (await self._history.snapshot()).tools.items()
+        data = [_to_wire(key, latency) for key, latency in sorted(measured, key=lambda item: (-item[1].count, item[0]))]
+        return {"object": "list", "data": data}
+
+
+def _to_wire(name: str, latency: ToolLatency) -> dict[str, Any]:
+    quantiles = {label: latency.quantile(probability) for label, probability in _QUANTILES.items()}
+    return {
+        "object": "tool_latency",
+        "tool": name,
+        "count": latency.count,
+        "censored_count": latency.censored_count,
+        "mean_s": latency.mean_s(),
+        **quantiles,
+    }

@@ -109,6 +109,10 @@ class TinyPlatform:
             function = {"name": "shell", "description": "Run a command.", "parameters": {"properties": {"command": {}}}}
             return {"object": "list", "data": [{"type": "function", "function": function}]}
 
+        @app.get("/v1/tools/latency")
+        async def latencies() -> dict[str, Any]:
+            return {"object": "list", "data": [await latency("pytest")]}
+
         @app.get("/v1/tools/{name}/latency")
         async def latency(name: str) -> dict[str, Any]:
             return {"object": "tool_latency", "tool": name, "count": 3, "p50_s": 0.5, "p90_s": 1.0, "p99_s": 2.0}

@@ -45,3 +45,16 @@ def test_one_machine_is_told_to_have_the_cpus_that_the_replicas_ask_for() -> Non
 def test_a_small_platform_is_told_the_truth() -> None:
     few = ReplicaSettings(engine=1, engine_cpus=0.1, service_cpus=0.1)
     assert _ray_cpus(few) == os.cpu_count()
+
+
+def test_a_store_port_in_use_is_named_with_the_settings_to_change() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = PlatformSettings.model_validate({"store": {"embedded_port": port}})
+        with (
+            pytest.raises(PlatformStartError, match=f"127.0.0.1:{port}.*store.embedded_port"),
+            local_platform(settings, ListenOn(port=0), on_stage=lambda stage: None),
+        ):
+            raise AssertionError("it must not start")

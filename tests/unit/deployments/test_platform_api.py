@@ -92,6 +92,8 @@ async def test_latency_is_told_of_tools_and_of_measured_programs() -> None:
         measured = (await client.get("/v1/tools/pytest/latency")).json()
         unmeasured = (await client.get("/v1/tools/shell/latency")).json()
         unknown = await client.get("/v1/tools/hammer/latency")
+        every = (await client.get("/v1/tools/latency")).json()
+    assert every == {"object": "list", "data": [measured]}
     assert (measured["count"], measured["p50_s"]) == (1, 3.0)
     assert (unmeasured["count"], unmeasured["p50_s"]) == (0, None)
     assert unknown.status_code == 404
