@@ -17,7 +17,7 @@ from agent_program.errors import SandboxUnavailable
 from agent_program.ids import ProgramId
 from agent_program.tool_events import ToolOutcome
 from support.tools import Program, descendants_of, processes_with, state_directory, tool_actor
-from support.waiting import wait_for
+from support.waiting import wait_for, wait_for_async
 from tool_runtime import probes
 from tool_runtime.actor import ToolActor
 from tool_runtime.bubblewrap import find_python
@@ -132,9 +132,12 @@ async def test_opening_and_closing_leaks_nothing(backend: SandboxBackend, times:
         (launcher,) = [pid for pid in descendants_of(os.getpid()) - others if "launcher" in command_of(pid)]
         before = machine_state(directory, launcher)
         await asyncio.gather(*(cycle(actor, times // 4) for _ in range(4)))
-        # A closed socket's transport goes with the next turn of the loop.
-        await asyncio.sleep(0)
-        assert machine_state(directory, launcher) == before
+
+        async def is_as_before() -> bool:
+            return machine_state(directory, launcher) == before
+
+        # The last orphan is reaped a moment after its sandbox was reported gone.
+        await wait_for_async(is_as_before, what=f"everything is as before: {before}")
 
 
 def command_of(pid: int) -> str:
@@ -172,7 +175,8 @@ class TestNoSandbox:
     async def refusal_of(self, **settings: object) -> str:
         before = descendants_of(os.getpid())
         with state_directory() as path:
-            actor = ToolActor(ToolRuntimeSettings(state_dir=path, **settings), None)  # type: ignore[arg-type]
+            wanted = ToolRuntimeSettings(state_dir=path, sandbox=SandboxBackend.BUBBLEWRAP, **settings)  # type: ignore[arg-type]
+            actor = ToolActor(wanted, None)
             try:
                 with pytest.raises(SandboxUnavailable) as refused:
                     await actor.start()
@@ -210,6 +214,12 @@ class TestNoSandbox:
             reason = await self.refusal_of(bwrap_path=str(impostor))
         for hole in ("host file", "host listener", "abstract socket", "host processes", "new namespaces", "keyrings"):
             assert hole in reason
+
+
+async def test_without_bwrap_the_next_tier_is_taken_and_named() -> None:
+    async with tool_actor(sandbox=SandboxBackend.AUTO, bwrap_path="/nonexistent/bwrap") as actor:
+        assert (await actor.status())["sandbox"] == "landlock"
+        assert (await Program(actor).shell("echo works")).output == "works"
 
 
 async def test_the_probes_find_what_is_open() -> None:

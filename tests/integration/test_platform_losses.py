@@ -37,15 +37,17 @@ def healed(platform: Platform) -> None:
 
 
 def test_an_engine_replica_killed_during_a_turn_loses_no_program(platform: Platform) -> None:
-    ids = [platform.submit(**LONG_TURNS) for _ in range(4)]
-    for program_id in ids:
-        platform.wait_for_step(program_id, "turn.started")
-    wait_for(lambda: platform.metric("continuum_engine_turns_open") == 4, what="the turns to be on the engines")
+    # The router goes by load, so that what ran before this test decides where the first few programs go.
+    ids = [platform.submit(**LONG_TURNS) for _ in range(3)]
+    while platform.replicas_with_open_turns() < 2:
+        assert len(ids) < 12, "twelve programs at once all went to one of two replicas"
+        ids.append(platform.submit(**LONG_TURNS))
+        platform.wait_for_step(ids[-1], "turn.started")
     platform.kill_one("EngineReplica")
     programs = [platform.wait_for_end(program_id) for program_id in ids]
     assert {(program["state"], program["turns"]) for program in programs} == {("completed", 1)}
     replayed = [program for program in programs if program["replayed_turns"]]
-    assert 1 <= len(replayed) <= 3, "two replicas shared four programs, and one of them was killed"
+    assert 1 <= len(replayed) < len(ids), "two replicas shared the programs, and one of them was killed"
     for program in replayed:
         (step,) = platform.steps(program["id"], "turn.replayed")
         assert "lost" in step["reason"]

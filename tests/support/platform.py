@@ -156,6 +156,11 @@ class Platform:
         program = response.json()
         return program if response.status_code == 200 and program["finished_at"] else None
 
+    def replicas_with_open_turns(self) -> int:
+        """How many engine replicas are answering a turn now."""
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(line.startswith("continuum_engine_turns_open{") and not line.endswith(" 0.0") for line in lines)
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
         total = 0.0
