@@ -28,15 +28,19 @@ from agent_program.ids import DEFAULT_TENANT, ProgramId, TenantId, ToolKey
 from agent_program.tool_events import LatencySample, SampleSource, ToolOutcome
 from tool_runtime import backends, registry, rendering
 from tool_runtime.config import ToolRuntimeSettings
+from tool_runtime.egress import EgressPolicy
+from tool_runtime.egress_dialer import EgressDialer
+from tool_runtime.egress_proxy import EgressProxy
 from tool_runtime.history import HistoryLimits, LatencyHistory
 from tool_runtime.history_writer import HistoryWriter
+from tool_runtime.http_fetch import HttpFetch
 from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.live_sandbox import LiveSandbox
 from tool_runtime.program_sandboxes import ProgramReleased, ProgramSandbox, ProgramSandboxes, WorkspaceFull
 from tool_runtime.queueing import CancelledInQueue, acquire_unless
 from tool_runtime.redis_history import RedisHistory
 from tool_runtime.registry import ArgumentsInvalid
-from tool_runtime.sandbox import Execution, Sandboxing
+from tool_runtime.sandbox import Execution, Executor, Sandboxing
 from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
 from tool_runtime.tool_key import tool_key
 from tool_runtime.workspaces import Workspaces
@@ -62,13 +66,16 @@ class ToolActor:
         self._clock = clock or SystemClock()
         self._history = history or (_redis_history(settings, store_url) if store_url else None)
         self._writer: HistoryWriter | None = None
+        self._egress_policy = EgressPolicy(settings.egress.allow_hosts, settings.egress.allow_addresses)
+        self._dialer = EgressDialer(self._egress_policy, timeout_s=settings.egress.connect_timeout_s)
+        self._host_tools: dict[str, Executor] = {"http_fetch": HttpFetch(self._dialer, settings.egress, self._clock)}
         self._launcher = LauncherClient()
         self._starting = asyncio.Lock()
         self._backend: Sandboxing | None = None
         self._refusal: str | None = None
         self._sandboxes: ProgramSandboxes | None = None
         self._slots = asyncio.Semaphore(settings.concurrent_calls_max)
-        self._calls: dict[tuple[ProgramId, str], asyncio.Event] = {}
+        self._calls: dict[tuple[TenantId, ProgramId, str], asyncio.Event] = {}
         self._running = 0
         self._outcomes = dict.fromkeys(ToolOutcome, 0)
         self._housekeeping: list[asyncio.Task[None]] = []
@@ -98,7 +105,10 @@ class ToolActor:
                 _LOG.error("%s", exc.message)
                 self._refusal = exc.message
                 raise
-            self._sandboxes = ProgramSandboxes(self._settings, self._launcher, self._backend, workspaces, self._clock)
+            proxy = None if self._egress_policy.allows_nothing else EgressProxy(self._dialer, self._settings.egress)
+            self._sandboxes = ProgramSandboxes(
+                self._settings, self._launcher, self._backend, workspaces, self._clock, proxy
+            )
             if self._history is not None:
                 self._writer = HistoryWriter(
                     self._history,
@@ -134,7 +144,7 @@ class ToolActor:
         await self.start()
         if len(self._calls) >= self._settings.concurrent_calls_max + self._settings.queued_calls_max:
             raise Overloaded("too many tool calls are waiting", retry_after_s=_OVERLOAD_RETRY_AFTER_S)
-        identity = (call.program_id, call.call_id)
+        identity = (call.tenant_id, call.program_id, call.call_id)
         if identity in self._calls:
             raise InvalidRequest(f"call {call.call_id!r} of this program is already under way", param="call_id")
         cancelled = self._calls[identity] = asyncio.Event()
@@ -148,7 +158,7 @@ class ToolActor:
         """Stop one call of a program, or all of them; what they started is killed. Returns how many were under way."""
         found = [
             cancelled
-            for (owner, running_id), cancelled in self._calls.items()
+            for (_, owner, running_id), cancelled in self._calls.items()
             if owner == program_id and call_id in (None, running_id)
         ]
         for cancelled in found:
@@ -204,7 +214,8 @@ class ToolActor:
 
     async def close(self) -> None:
         """Stop every call, end every sandbox, write the samples that are left. Nothing keeps running."""
-        self._is_closed = True
+        async with self._starting:  # what is being started is there to be closed, or is not started at all
+            self._is_closed = True
         for cancelled in self._calls.values():
             cancelled.set()
         for task in self._housekeeping:
@@ -231,7 +242,7 @@ class ToolActor:
         async with contextlib.AsyncExitStack() as held:
             try:
                 await self._admitted(held, program, tool, cancelled)
-                sandbox = await held.enter_async_context(self._sandboxes.use(program))
+                executor = await self._executor(held, program, tool)
             except (CancelledInQueue, ProgramReleased):
                 yield self._ended_in_queue(call, key, self._clock.now_s() - queued_s)
                 return
@@ -240,11 +251,8 @@ class ToolActor:
                 return
             queue_s = self._clock.now_s() - queued_s
             yield ToolStarted(call_id=call.call_id, tool_key=key, queue_s=queue_s)
-            execution = await self._execute(key, sandbox, tool, arguments, timeout_s, cancelled)
-            # What died between calls is heard of during the next one at the latest.
-            program.sessions_lost(sandbox.take_lost_sessions())
-            state_was_lost = program.take_news_of_lost_state(tool)
-            program.executed(tool, execution)
+            execution = await self._execute(key, executor, tool, arguments, timeout_s, cancelled)
+            state_was_lost = isinstance(executor, LiveSandbox) and program.executed(tool, execution, executor)
         outcome = rendering.outcome_of(execution)
         self._outcomes[outcome] += 1
         yield ToolResult(
@@ -276,10 +284,17 @@ class ToolActor:
         await acquire_unless(cancelled, self._slots)
         held.callback(self._slots.release)
 
+    async def _executor(self, held: contextlib.AsyncExitStack, program: ProgramSandbox, tool: str) -> Executor:
+        """What runs the tool: the program's sandbox, kept for the time being, or something of the host's."""
+        assert self._sandboxes is not None
+        if tool in self._host_tools:
+            return self._host_tools[tool]
+        return await held.enter_async_context(self._sandboxes.use(program))
+
     async def _execute(
         self,
         key: ToolKey,
-        sandbox: LiveSandbox,
+        executor: Executor,
         tool: str,
         arguments: dict[str, Any],
         timeout_s: float,
@@ -290,7 +305,7 @@ class ToolActor:
         self._running += 1
         outcome = ToolOutcome.CANCELLED
         try:
-            execution = await sandbox.execute(
+            execution = await executor.execute(
                 tool,
                 _flat(arguments),
                 timeout_s=timeout_s,

@@ -22,7 +22,7 @@ from tool_runtime.sandbox import WORKSPACE_INSIDE, KillScope, SandboxSpec, Spawn
 _INSIDE_UID = "65534"
 _AGENT_DIR = "/.agent"
 _AGENT_PACKAGE = f"{_AGENT_DIR}/tool_runtime/inside"
-_AGENT_FILES = ("frames.py", "processes.py", "files.py", "agent.py", "python_session.py")
+_AGENT_FILES = ("frames.py", "processes.py", "sessions.py", "files.py", "agent.py", "python_session.py")
 
 _SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 #: What programs need of /etc and what tells nothing about the host: loader cache, alternatives, certificates, time zone.
@@ -84,10 +84,10 @@ class Bubblewrap:
             executable=str(self._bwrap),
             argv=(
                 *("bwrap", "--args", "{fd:args}", "--"),
-                *agent_command(self._python, _AGENT_DIR, spec.limits, KillScope.NAMESPACE),
+                *agent_command(self._python, _AGENT_DIR, spec.limits, KillScope.NAMESPACE, spec.proxy_port),
             ),
             extra_args=(
-                *_namespaces(),
+                *_namespaces(spec.proxy_port),
                 *_system(self._python),
                 *_kernel_views(spec.limits),
                 *_agent_files(),
@@ -100,26 +100,32 @@ class Bubblewrap:
             uid=spec.uid,
             memory_bytes_max=spec.limits.memory_bytes_max,
             kill_scope=KillScope.NAMESPACE,
+            hands_out_listener=spec.proxy_port is not None,
         )
 
 
-def agent_command(python: Path, agent_dir: str, limits: SandboxLimits, scope: KillScope) -> tuple[str, ...]:
+def agent_command(
+    python: Path, agent_dir: str, limits: SandboxLimits, scope: KillScope, proxy_port: int | None = None
+) -> tuple[str, ...]:
     """The command line of the exec agent, whose package lies below `agent_dir`."""
     start = (
         f"import sys; sys.path.insert(0, {agent_dir!r}); from tool_runtime.inside import agent; "
         "agent.main(sys.orig_argv[5], int(sys.argv[1]), *sys.argv[2:])"
     )
-    return (str(python), "-I", "-S", "-B", "-c", start, "{fd:control}", rlimits(limits), scope.value)
+    return (
+        *(str(python), "-I", "-S", "-B", "-c", start),
+        *("{fd:control}", rlimits(limits), scope.value, str(proxy_port or 0)),
+    )
 
 
-def rlimits(limits: SandboxLimits) -> str:
+def rlimits(limits: SandboxLimits, *, processes_of_user_max: int | None = None) -> str:
     """The limits that every process inside inherits, in the agent's notation.
 
-    NPROC is set inside on purpose: there it counts the processes of the sandbox's own user namespace, outside it would count
-    every thread that the platform's user has anywhere.
+    NPROC counts the processes and threads of a user in a user namespace, which are the sandbox's own if it has either to
+    itself; if it has neither, `processes_of_user_max` has to be given.
     """
     values = {
-        "NPROC": limits.processes_max,
+        "NPROC": processes_of_user_max or limits.processes_max,
         "NOFILE": limits.open_files_max,
         "FSIZE": limits.file_bytes_max,
         "CORE": 0,
@@ -130,13 +136,21 @@ def rlimits(limits: SandboxLimits) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
-def _namespaces() -> tuple[str, ...]:
-    environment = (word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value))
+def _namespaces(proxy_port: int | None) -> tuple[str, ...]:
+    named = {**ENVIRONMENT, **(_proxy_environment(proxy_port) if proxy_port is not None else {})}
+    environment = (word for name, value in named.items() for word in ("--setenv", name, value))
     return (
         *("--unshare-user", "--unshare-all", "--disable-userns"),
         *("--uid", _INSIDE_UID, "--gid", _INSIDE_UID, "--hostname", "sandbox"),
         *("--new-session", "--die-with-parent", "--clearenv", *environment),
     )
+
+
+def _proxy_environment(port: int) -> Mapping[str, str]:
+    """What programs look for, in both spellings."""
+    proxy = f"http://127.0.0.1:{port}"
+    named = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": "localhost,127.0.0.1"}
+    return {**named, **{name.upper(): value for name, value in named.items()}}
 
 
 def _system(python: Path) -> tuple[str, ...]:

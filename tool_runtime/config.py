@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tool_runtime.egress import EgressPolicy
+
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 
@@ -57,6 +59,35 @@ class OutputLimits(BaseModel):
     """Kept from the end of each stream; what lies between is counted and dropped."""
     hard_bytes_max: int = Field(16 * MIB, ge=64 * KIB)
     """A call that writes more than this to one stream is stopped."""
+
+
+class EgressSettings(BaseModel):
+    """What programs may reach on the network; by default nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    allow_hosts: tuple[str, ...] = ()
+    """Hosts, as `example.org`, `*.example.com`, or either with `:port`; without a port, 80 and 443. Empty for no network at all."""
+    allow_addresses: tuple[str, ...] = ()
+    """Networks that may be reached though they are not public, as `10.20.0.0/16`; the host must be allowed as well. Loopback,
+    metadata services and the cluster's own services are never public."""
+    response_bytes_max: int = Field(2 * MIB, ge=KIB)
+    """Of a fetched resource no more than this is read."""
+    redirects_max: int = Field(5, ge=0, le=20)
+    """Redirects that a fetch follows; each is checked like a first request."""
+    connect_timeout_s: float = Field(10.0, gt=0)
+    """For resolving a name, and again for connecting."""
+    connections_max: int = Field(16, ge=1)
+    """Connections that one program's sandbox may have open through the proxy."""
+    connection_bytes_max: int = Field(256 * MIB, ge=MIB)
+    """Bytes that one such connection may carry, both ways together."""
+    connection_idle_s: float = Field(60.0, gt=0)
+    """A connection on which nothing moves for this long is closed."""
+
+    @model_validator(mode="after")
+    def _rules_can_be_read(self) -> EgressSettings:
+        EgressPolicy(self.allow_hosts, self.allow_addresses)
+        return self
 
 
 class HistorySettings(BaseModel):
@@ -124,6 +155,8 @@ class ToolRuntimeSettings(BaseModel):
     """What one program's sandbox may use."""
     output: OutputLimits = OutputLimits()
     """How much of a tool's output the model is given."""
+    egress: EgressSettings = EgressSettings()
+    """What programs may reach on the network; by default nothing."""
     history: HistorySettings = HistorySettings()
     """The tool-latency history."""
 

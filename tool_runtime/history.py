@@ -14,7 +14,7 @@ from typing import Protocol
 from agent_program.clock import Clock, SystemClock
 from agent_program.ids import ToolKey
 from agent_program.tool_events import LatencySample
-from tool_runtime.latency import LatencySnapshot, summarise
+from tool_runtime.latency import LatencySnapshot, Observation, observation, summarise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +61,8 @@ class MemoryHistory:
     def __init__(self, limits: HistoryLimits | None = None, clock: Clock | None = None) -> None:
         self._limits = limits or HistoryLimits()
         self._clock = clock or SystemClock()
-        self._global: deque[LatencySample] = deque(maxlen=self._limits.global_samples_max)
-        self._windows: OrderedDict[ToolKey, deque[LatencySample]] = OrderedDict()
+        self._global: deque[Observation] = deque(maxlen=self._limits.global_samples_max)
+        self._windows: OrderedDict[ToolKey, deque[Observation]] = OrderedDict()
         self._version = 0
 
     async def add(self, samples: Sequence[LatencySample]) -> None:
@@ -70,9 +70,9 @@ class MemoryHistory:
             return
         self._version += 1
         for sample in samples:
-            self._global.append(sample)
+            self._global.append(observation(sample))
             window = self._windows.setdefault(sample.tool, deque(maxlen=self._limits.window_samples_max))
-            window.append(sample)
+            window.append(observation(sample))
             self._windows.move_to_end(sample.tool)
         while len(self._windows) > self._limits.keys_max:
             self._windows.popitem(last=False)

@@ -18,10 +18,15 @@ from pathlib import Path
 
 from tool_runtime import seccomp
 from tool_runtime.bubblewrap import ENVIRONMENT, python_prefix, rlimits
+from tool_runtime.process_tree import threads_of_user
 from tool_runtime.sandbox import KillScope, SandboxSpec, SpawnPlan
 
-#: Signals to the outside are held from this version; before it only a user of its own holds them.
+#: Signals to the outside are held from this version; before it only a user of its own holds them. One or the other there must
+#: be, for the agent itself counts on it when it signals everything that it may.
 _ABI_WITH_SIGNALS, _ABI_LEAST = 6, 1
+#: What a sandbox that shares its user may add to that user's processes before the kernel stops it; the watchdog, which counts
+#: its own processes only, comes long before that unless it is outrun.
+_FORK_BOMB_MAX = 4096
 _READ = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _READ_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "pki", "ca-certificates", "localtime")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -52,12 +57,15 @@ class Landlock:
 
     def plan(self, spec: SandboxSpec) -> SpawnPlan:
         fds = ("{fd:control}", "{fd:rules}", "{fd:seccomp}")
-        limits = rlimits(spec.limits)
+        limits = rlimits(
+            spec.limits,
+            processes_of_user_max=threads_of_user(os.geteuid()) + _FORK_BOMB_MAX if spec.uid is None else None,
+        )
         return SpawnPlan(
             executable=str(self._python),
             argv=(
                 *("python3", "-I", "-S", "-B", "-c", _START, str(self._agent_dir), *fds),
-                *(limits, KillScope.DESCENDANTS.value),
+                *(limits, KillScope.DOMAIN.value, "0"),  # no socket opens: a proxy could not be reached
             ),
             blobs={"seccomp": self._filter},
             own_blobs={"rules": self._rules(spec)},
@@ -65,7 +73,8 @@ class Landlock:
             cwd=str(spec.workspace),
             uid=spec.uid,
             memory_bytes_max=spec.limits.memory_bytes_max,
-            kill_scope=KillScope.DESCENDANTS,
+            processes_max=spec.limits.processes_max,
+            kill_scope=KillScope.DOMAIN,
         )
 
     def _rules(self, spec: SandboxSpec) -> bytes:

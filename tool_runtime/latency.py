@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_program.ids import ToolKey
 from agent_program.tool_events import LatencySample
@@ -108,8 +108,21 @@ class LatencySnapshot:
             raise ValueError(f"not a latency snapshot: {exc!r}") from exc
 
 
+class Observation(NamedTuple):
+    """What a sample comes to, once its window is known."""
+
+    duration_s: float
+    is_censored: bool
+    at_wall_s: float
+
+
+def observation(sample: LatencySample) -> Observation:
+    """The sample without what its window does not need."""
+    return Observation(sample.duration_s, sample.outcome.is_censored, sample.at_wall_s)
+
+
 def summarise(
-    samples: Iterable[LatencySample], *, now_wall_s: float = 0.0, half_life_s: float | None = None
+    window: Iterable[Observation], *, now_wall_s: float = 0.0, half_life_s: float | None = None
 ) -> ToolLatency:
     """Summarise one window.
 
@@ -118,10 +131,9 @@ def summarise(
     """
     finished: list[tuple[float, float]] = []
     censored: list[tuple[float, float]] = []
-    for sample in samples:
-        age_s = max(0.0, now_wall_s - sample.at_wall_s)
-        weight = 1.0 if half_life_s is None else 2.0 ** (-age_s / half_life_s)
-        (censored if sample.outcome.is_censored else finished).append((sample.duration_s, weight))
+    for duration_s, is_censored, at_wall_s in window:
+        weight = 1.0 if half_life_s is None else 2.0 ** (-max(0.0, now_wall_s - at_wall_s) / half_life_s)
+        (censored if is_censored else finished).append((duration_s, weight))
     return ToolLatency(
         count=len(finished),
         quantiles=_quantile_points(finished, QUANTILES_MAX, is_weighted=half_life_s is not None),

@@ -10,7 +10,7 @@ It imports the standard library and `process_tree` only, and trusts its one peer
 both ways:
 
     define {name, data}                                   keep a blob for later plans
-    spawn  {id, memory_bytes_max, executable, argv, args, blobs, own_blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
+    spawn  {id, memory_bytes_max, processes_max, executable, argv, args, blobs, own_blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
     watch  {id, is_busy}                                  → (nothing: look at its memory often, or now and then)
     kill   {id}                                           → (nothing; `exited` follows)
                                                           ← exited {id, status, stderr, reason}
@@ -41,6 +41,7 @@ from tool_runtime.process_tree import (
     holds_more_than,
     kill,
     kill_descendants,
+    threads,
 )
 
 PACKET_BYTES_MAX = 180_000
@@ -53,10 +54,13 @@ _FD_WORD = re.compile(r"\{fd:([A-Za-z0-9_.-]+)\}")
 class Child:
     """A sandbox's outermost process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], scope: str, memory_bytes_max: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], scope: str, memory_bytes_max: int, processes_max: int | None
+    ) -> None:
         self.process = process
         self.scope = scope
         self.memory_bytes_max = memory_bytes_max
+        self.processes_max = processes_max
         self.is_busy = True
         self.watched_s = time.monotonic()
         #: It was told to end by the end of its init; the next look kills it if it did not.
@@ -67,6 +71,15 @@ class Child:
         assert process.stderr is not None
         self.stderr_fd = process.stderr.fileno()
         os.set_blocking(self.stderr_fd, False)
+
+    def excess(self) -> str:
+        """What it has too much of, in words; empty if nothing."""
+        pids = descendants(self.process.pid)
+        if self.processes_max is not None and threads(pids) > self.processes_max:
+            return f"it ran more than {self.processes_max} processes"
+        if holds_more_than(self.memory_bytes_max, pids):
+            return f"it used more than {self.memory_bytes_max // 2**20} MiB of memory"
+        return ""
 
     def read_stderr(self) -> bool:
         """Keep the first few KiB of what it says; False at the end of the file."""
@@ -160,7 +173,9 @@ class Launcher:
             theirs.close()
             for fd in opened[1:]:
                 os.close(fd)
-        child = self._children[message["id"]] = Child(process, message["scope"], message["memory_bytes_max"])
+        child = self._children[message["id"]] = Child(
+            process, message["scope"], message["memory_bytes_max"], message["processes_max"]
+        )
         self._stderr_of[child.stderr_fd] = child
         self._poll.register(child.stderr_fd, select.POLLIN)
         self._send({"event": "started", "id": message["id"], "pid": process.pid}, ours.fileno())
@@ -176,7 +191,7 @@ class Launcher:
                 with contextlib.suppress(KeyError):  # its end of file was seen before
                     self._poll.unregister(child.stderr_fd)
             child.process.stderr.close()  # type: ignore[union-attr]
-            if child.scope == "descendants":
+            if child.scope != "namespace":
                 self._kill_orphans()
             self._send(
                 {
@@ -199,14 +214,15 @@ class Launcher:
                 due_s = now_s + _BUSY_WATCH_S
                 if child.is_killed:
                     self._kill(child)
-                elif not child.reason and holds_more_than(child.memory_bytes_max, descendants(child.process.pid)):
-                    child.reason = f"it used more than {child.memory_bytes_max // 2**20} MiB of memory"
-                    self._kill(child)
+                elif not child.reason:
+                    child.reason = child.excess()
+                    if child.reason:
+                        self._kill(child)
             next_s = due_s if next_s is None else min(next_s, due_s)
         return None if next_s is None else max(1, int((next_s - now_s) * 1000))
 
     def _kill(self, child: Child) -> None:
-        if child.scope == "descendants":
+        if child.scope != "namespace":
             # Stopped, the agent neither starts more nor tells of each death; it stays the one that orphans come to.
             child.process.send_signal(signal.SIGSTOP)
             kill_descendants(child.process.pid)

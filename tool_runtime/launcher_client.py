@@ -88,6 +88,7 @@ class LauncherClient:
                 "op": "spawn",
                 "id": child_id,
                 "memory_bytes_max": plan.memory_bytes_max,
+                "processes_max": plan.processes_max,
                 "executable": plan.executable,
                 "argv": plan.argv,
                 "args": plan.extra_args,

@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 
 from agent_program.clock import Clock, SystemClock
 from agent_program.errors import SandboxUnavailable
 from tool_runtime.config import OutputLimits
 from tool_runtime.inside import frames
 from tool_runtime.launcher_client import Exit, LauncherClient, Spawned
-from tool_runtime.output import HeadTail
+from tool_runtime.pending_execution import PendingExecution
 from tool_runtime.sandbox import Ending, Execution, KillScope, SpawnPlan
 
 _LOG = logging.getLogger(__name__)
@@ -37,43 +37,6 @@ _LOST_MAX = 8
 _DEATH_S = 10.0
 
 
-class _Pending:
-    """An execution under way."""
-
-    def __init__(self, limits: OutputLimits) -> None:
-        self.nonce = secrets.token_hex(8)
-        self.streams = {
-            b"stdout": HeadTail(limits.head_bytes, limits.tail_bytes),
-            b"stderr": HeadTail(limits.head_bytes, limits.tail_bytes),
-        }
-        self.over_limit = asyncio.Event()
-        #: Which limit, in words.
-        self.limit = ""
-        self.done = asyncio.Event()
-        self.exit_code: int | None = None
-        self.session_lost = False
-        #: Set where it did not end by itself.
-        self.failure: str | None = None
-        self._bytes_max = limits.hard_bytes_max
-
-    def feed(self, stream: bytes, data: bytes) -> None:
-        kept = self.streams.get(stream)
-        if kept is not None:
-            kept.feed(data)
-            if kept.total_bytes > self._bytes_max:
-                self.exceed("it printed too much; write to a file, or print less")
-
-    def exceed(self, limit: str) -> None:
-        if not self.done.is_set() and not self.over_limit.is_set():
-            self.limit = limit
-            self.over_limit.set()
-
-    def fail(self, reason: str) -> None:
-        if not self.done.is_set():
-            self.failure, self.session_lost = reason, True
-            self.done.set()
-
-
 class LiveSandbox:
     """A sandbox whose agent is ready. Use `start`."""
 
@@ -82,12 +45,18 @@ class LiveSandbox:
         self._plan = plan
         self._child = child
         self._clock = clock
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, PendingExecution] = {}
         self._ready = asyncio.Event()
         #: Held while the agent falls asleep or wakes up.
         self._changing = asyncio.Lock()
         self._is_asleep = False
         self._lost_sessions: set[str] = set()
+        #: Where programs inside look for the egress proxy; None if there is none to be found.
+        self.listener: socket.socket | None = None
+        #: What came together with the listener.
+        self._early = b""
+        #: Called at the end, to stop what serves the sandbox.
+        self.on_close: Callable[[], None] | None = None
         self._sleep_answered = asyncio.Event()
         self._dead = asyncio.Event()
         self._death_reason = ""
@@ -193,7 +162,7 @@ class LiveSandbox:
         started_s = self._clock.now_s()
         self._calls += 1
         call_id = str(self._calls)
-        pending = self._pending[call_id] = _Pending(output)
+        pending = self._pending[call_id] = PendingExecution(output)
         try:
             ending = await self._run(call_id, pending, tool, fields, timeout_s, cancelled)
             if ending is not Ending.FINISHED:
@@ -233,6 +202,10 @@ class LiveSandbox:
     async def close(self) -> None:
         """Kill everything in it, and return when it is gone."""
         self._die("the sandbox was closed")
+        if self.on_close is not None:
+            self.on_close()
+        elif self.listener is not None:
+            self.listener.close()
         await self._launcher.kill(self._child)
         await asyncio.wait({self._child.exited}, timeout=_DEATH_S)
         if not self._child.exited.done():
@@ -248,6 +221,8 @@ class LiveSandbox:
             self._child.socket.close()
 
     async def _connect(self, timeout_s: float) -> None:
+        if self._plan.hands_out_listener:
+            await self._receive_listener(timeout_s)
         reader, self._writer = await asyncio.open_unix_connection(sock=self._child.socket)
         self._reading = asyncio.create_task(self._read(reader))
         self._child.exited.add_done_callback(self._on_exited)
@@ -255,10 +230,29 @@ class LiveSandbox:
         if not self._ready.is_set():
             raise SandboxUnavailable(f"the sandbox does not start: {self._death_reason}")
 
+    async def _receive_listener(self, timeout_s: float) -> None:
+        """The agent's first message, which has a descriptor with it."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._child.socket.fileno(), readable.set)
+        try:
+            await _within(readable, timeout_s)
+        finally:
+            loop.remove_reader(self._child.socket.fileno())
+        listener: socket.socket | None = None
+        with contextlib.suppress(OSError):
+            data, fds, _, _ = socket.recv_fds(self._child.socket, _READ_BYTES, 1)
+            self._early = data
+            listener = socket.socket(fileno=fds[0]) if fds else None
+        if listener is None:
+            await asyncio.wait({self._child.exited}, timeout=_KILL_ANSWER_S)
+            raise SandboxUnavailable(f"the sandbox does not start: {self._exit_reason()}")
+        listener.setblocking(False)
+        self.listener = listener
+
     async def _run(
         self,
         call_id: str,
-        pending: _Pending,
+        pending: PendingExecution,
         tool: str,
         fields: Mapping[str, str | bytes | int],
         timeout_s: float,
@@ -279,12 +273,12 @@ class LiveSandbox:
                 return ending
         return Ending.TIMED_OUT
 
-    async def _stop(self, call_id: str, pending: _Pending, grace_s: float) -> None:
+    async def _stop(self, call_id: str, pending: PendingExecution, grace_s: float) -> None:
         if grace_s > 0:
             self._send({"op": "interrupt", "id": call_id}, pending)
             await _within(pending.done, grace_s)
         # Even a command that heeded the interrupt may have left something running.
-        if self._plan.kill_scope is KillScope.NAMESPACE:
+        if self._plan.kill_scope is not KillScope.DESCENDANTS:
             for other in self._pending.values():
                 if other is not pending:
                     other.fail(
@@ -303,7 +297,7 @@ class LiveSandbox:
         await self._launcher.kill(self._child)
         await asyncio.wait({self._child.exited}, timeout=_DEATH_S)
 
-    def _send(self, fields: dict[str, str | bytes | int], pending: _Pending) -> None:
+    def _send(self, fields: dict[str, str | bytes | int], pending: PendingExecution) -> None:
         if self._dead.is_set():
             pending.fail(self._death_reason)
             return
@@ -319,6 +313,8 @@ class LiveSandbox:
         decoder = frames.Decoder(_FRAME_BYTES_MAX)
         reason = ""
         try:
+            for record in decoder.feed(self._early):
+                self._on_record(record)
             while data := await reader.read(_READ_BYTES):
                 for record in decoder.feed(data):
                     self._on_record(record)

@@ -83,6 +83,25 @@ def holds_more_than(limit_bytes: int, pids: list[int]) -> bool:
     return shared + tables + files > limit_bytes
 
 
+def threads(pids: list[int]) -> int:
+    """Processes and threads, as the kernel counts them for a limit."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            total += len(os.listdir(f"/proc/{pid}/task"))
+    return total
+
+
+def threads_of_user(uid: int) -> int:
+    """Processes and threads that a user has on this machine now."""
+    mine = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if entry.isdigit() and os.stat(f"/proc/{entry}").st_uid == uid:
+                mine.append(int(entry))
+    return threads(mine)
+
+
 def _lines_bytes(path: str, names: tuple[bytes, ...]) -> int:
     """The sum of the named lines of a file in /proc, which are in KiB."""
     total = 0

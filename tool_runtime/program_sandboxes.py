@@ -13,6 +13,7 @@ from agent_program.clock import Clock
 from agent_program.errors import Overloaded
 from agent_program.ids import ProgramId, TenantId
 from tool_runtime.config import ToolRuntimeSettings
+from tool_runtime.egress_proxy import EgressProxy
 from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.live_sandbox import LiveSandbox
 from tool_runtime.pool import SandboxView, idle_too_long, over_limit, to_make_room
@@ -30,6 +31,8 @@ _RETRY_AFTER_S = 5.0
 #: Between two looks at the workspaces in use: at least this long, and this many times as long as a look takes.
 _IDLE_CHECK_S = 30.0
 _CLEAN_S = 3600.0
+#: On the sandbox's own loopback, where nothing else is.
+_PROXY_PORT = 3128
 _DISK_WATCH_S, _DISK_WATCH_PAUSE = 1.0, 5.0
 #: A call has this long before the workspace is looked at, so that one that deletes files is not stopped for what it deletes;
 #: after this many looks in a row that found too much, no more calls run.
@@ -68,29 +71,24 @@ class ProgramSandbox:
         self._with_state: set[str] = set()
         self._lost: set[str] = set()
 
-    def executed(self, tool: str, execution: Execution) -> None:
-        """Keep track of which sessions hold state after an execution."""
+    def executed(self, tool: str, execution: Execution, sandbox: LiveSandbox) -> bool:
+        """Keep track of which sessions hold state; True if the tool's had been lost before this execution, which is news."""
+        lost = sandbox.take_lost_sessions()  # what died between calls is heard of during the next one at the latest
+        self._lost |= lost & self._with_state
+        self._with_state -= lost
+        is_news = tool in self._lost
+        self._lost.discard(tool)
         if execution.ending is not Ending.FINISHED:
             self._with_state.discard(tool)  # its own result says so
             self.all_state_lost()
         if tool in SESSION_TOOLS:
             self._with_state.discard(tool) if execution.session_lost else self._with_state.add(tool)
-
-    def sessions_lost(self, tools: set[str]) -> None:
-        """The tools' kept processes died between calls, which their next call has to say."""
-        self._lost |= tools & self._with_state
-        self._with_state -= tools
+        return is_news
 
     def all_state_lost(self) -> None:
         """The sandbox, or every process in it, is gone."""
         self._lost |= self._with_state
         self._with_state.clear()
-
-    def take_news_of_lost_state(self, tool: str) -> bool:
-        """The tool's session was lost since its last call; True once."""
-        was_lost = tool in self._lost
-        self._lost.discard(tool)
-        return was_lost
 
 
 class ProgramSandboxes:
@@ -103,7 +101,10 @@ class ProgramSandboxes:
         backend: Sandboxing,
         workspaces: Workspaces,
         clock: Clock,
+        proxy: EgressProxy | None = None,
     ) -> None:
+        """`proxy` gives sandboxes the network that it allows; without one they have none."""
+        self._proxy = proxy
         self._settings = settings
         self._launcher = launcher
         self._backend = backend
@@ -249,14 +250,18 @@ class ProgramSandboxes:
         )
 
     async def _start(self, workspace: Path, uid: int | None) -> LiveSandbox:
-        spec = SandboxSpec(workspace=workspace, uid=uid, limits=self._settings.limits)
+        port = _PROXY_PORT if self._proxy is not None else None
+        spec = SandboxSpec(workspace=workspace, uid=uid, limits=self._settings.limits, proxy_port=port)
         self.started += 1
-        return await LiveSandbox.start(
+        sandbox = await LiveSandbox.start(
             self._launcher,
             self._backend.plan(spec),
             timeout_s=self._settings.sandbox_start_timeout_s,
             clock=self._clock,
         )
+        if self._proxy is not None and sandbox.listener is not None:
+            sandbox.on_close = (await self._proxy.serve(sandbox.listener)).close
+        return sandbox
 
     async def _make_room(self) -> None:
         while len(self._live()) >= self._settings.live_sandboxes_max:

@@ -3,6 +3,7 @@
 Keys, all in one hash slot so that a cluster can hold them:
 
     continuum:{latency}:version       string   grows by 1 with every batch
+    continuum:{latency}:epoch         string   when the first batch was written; another one means that the store lost its data
     continuum:{latency}:keys          zset     tool key → version at which it was last written
     continuum:{latency}:global        list     packed samples of all keys, newest first, bounded
     continuum:{latency}:window:<key>  list     packed samples of one key, newest first, bounded
@@ -19,6 +20,7 @@ another version say, is left out.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -32,28 +34,30 @@ from redis.exceptions import RedisError
 from agent_program.clock import Clock, SystemClock
 from agent_program.errors import StoreUnavailable
 from agent_program.ids import ToolKey
-from agent_program.tool_events import LatencySample, SampleSource, ToolOutcome
+from agent_program.tool_events import LatencySample, ToolOutcome
 from tool_runtime.history import HistoryLimits
-from tool_runtime.latency import LatencySnapshot, summarise
+from tool_runtime.latency import LatencySnapshot, Observation, ToolLatency, summarise
 from tool_runtime.store_url import dialled_url
 
 _PREFIX = "continuum:{latency}:"
-_VERSION, _KEYS, _GLOBAL, _WINDOW = _PREFIX + "version", _PREFIX + "keys", _PREFIX + "global", _PREFIX + "window:"
+_VERSION, _EPOCH = _PREFIX + "version", _PREFIX + "epoch"
+_KEYS, _GLOBAL, _WINDOW = _PREFIX + "keys", _PREFIX + "global", _PREFIX + "window:"
 
 #: One script, because a reader skips what it has seen by version: were the version taken in one step and the samples written
 #: in another, a batch that lands late would carry a version that readers are already past.
-#: KEYS: version, keys, global, window of each tool key. ARGV: global bound, window bound, keys bound, window prefix, samples
+#: KEYS: version, keys, global, epoch, window of each tool key. ARGV: global bound, window bound, keys bound, window prefix, samples
 #: for the global list as one JSON array, then per window its tool key and its samples as one JSON array.
 _ADD = """
 local version = redis.call('INCR', KEYS[1])
+if version == 1 then redis.call('SET', KEYS[4], table.concat(redis.call('TIME'), '.')) end
 local function push(list, samples, bound)
   for _, sample in ipairs(cjson.decode(samples)) do redis.call('LPUSH', list, sample) end
   redis.call('LTRIM', list, 0, bound - 1)
 end
 push(KEYS[3], ARGV[5], ARGV[1])
-for i = 4, #KEYS do
-  local key = ARGV[6 + 2 * (i - 4)]
-  push(KEYS[i], ARGV[7 + 2 * (i - 4)], ARGV[2])
+for i = 5, #KEYS do
+  local key = ARGV[6 + 2 * (i - 5)]
+  push(KEYS[i], ARGV[7 + 2 * (i - 5)], ARGV[2])
   redis.call('ZADD', KEYS[2], version, key)
 end
 local surplus = redis.call('ZCARD', KEYS[2]) - ARGV[3]
@@ -88,8 +92,9 @@ class RedisHistory:
         )
         self._add = self._redis.register_script(_ADD)
         self._seen_version = 0
-        self._global: list[LatencySample] = []
-        self._windows: dict[ToolKey, list[LatencySample]] = {}
+        self._seen_epoch: str | bytes | None = None
+        self._global = _Window([], self._limits.half_life_s)
+        self._windows: dict[ToolKey, _Window] = {}
 
     async def add(self, samples: Sequence[LatencySample]) -> None:
         if not samples:
@@ -102,37 +107,31 @@ class RedisHistory:
             self._limits.window_samples_max,
             self._limits.keys_max,
             _WINDOW,
-            json.dumps([_pack_global(sample) for sample in samples]),
+            json.dumps([_pack(sample) for sample in samples]),
         ]
         for key, packed in by_key.items():
             arguments += [key, json.dumps(packed)]
-        keys = [_VERSION, _KEYS, _GLOBAL, *(_WINDOW + key for key in by_key)]
+        keys = [_VERSION, _KEYS, _GLOBAL, _EPOCH, *(_WINDOW + key for key in by_key)]
         async with _translated():
             await self._add(keys=keys, args=arguments)
 
     async def snapshot(self) -> LatencySnapshot:
         async with _translated():
             await self._read_changes()
-        now_wall_s, half_life_s = self._clock.wall_s(), self._limits.half_life_s
-        return LatencySnapshot(
-            version=self._seen_version,
-            global_=summarise(self._global, now_wall_s=now_wall_s, half_life_s=half_life_s),
-            tools={
-                key: summarise(window, now_wall_s=now_wall_s, half_life_s=half_life_s)
-                for key, window in sorted(self._windows.items())
-            },
-        )
+        # In a thread: with many windows this takes long enough to hold up the streams of an engine replica.
+        return await asyncio.to_thread(self._summary, self._clock.wall_s())
 
     async def close(self) -> None:
         await self._redis.aclose()
 
     async def _read_changes(self) -> None:
         """Bring the local windows up to the store's version."""
-        version = int(await self._redis.get(_VERSION) or 0)
-        if version == self._seen_version:
+        stored_version, epoch = await self._redis.mget(_VERSION, _EPOCH)
+        version = int(stored_version or 0)
+        if (version, epoch) == (self._seen_version, self._seen_epoch):
             return
-        if version < self._seen_version:  # the store lost its data, and so do we: what it tells is what counts
-            self._seen_version, self._global, self._windows = 0, [], {}
+        if epoch != self._seen_epoch:  # what is in the store now is what counts
+            self._seen_version, self._windows = 0, {}
         versions = cast("list[tuple[str, float]]", await self._redis.zrange(_KEYS, 0, -1, withscores=True))
         changed = [key for key, written in versions if written > self._seen_version or key not in self._windows]
         reads = self._redis.pipeline(transaction=False)
@@ -141,12 +140,37 @@ class RedisHistory:
             reads.lrange(_WINDOW + key, 0, self._limits.window_samples_max - 1)
         global_packed, *windows_packed = await reads.execute()
         alive = {key for key, _ in versions}
-        self._windows = {key: window for key, window in self._windows.items() if key in alive}
-        self._windows |= {
-            ToolKey(key): _unpack_all(ToolKey(key), packed) for key, packed in zip(changed, windows_packed, strict=True)
-        }
-        self._global = _unpack_global(global_packed)
-        self._seen_version = version
+        kept = {key: window for key, window in self._windows.items() if key in alive}
+        half_life_s = self._limits.half_life_s
+        read = {ToolKey(key): _Window(packed, half_life_s) for key, packed in zip(changed, windows_packed, strict=True)}
+        self._windows, self._global = kept | read, _Window(global_packed, half_life_s)
+        self._seen_version, self._seen_epoch = version, epoch
+
+    def _summary(self, now_wall_s: float) -> LatencySnapshot:
+        return LatencySnapshot(
+            version=self._seen_version,
+            global_=self._global.summary(now_wall_s),
+            tools={key: window.summary(now_wall_s) for key, window in sorted(self._windows.items())},
+        )
+
+
+class _Window:
+    """A window as it was read, summarised when it is first asked for, and again only if age counts."""
+
+    def __init__(self, packed: Sequence[str], half_life_s: float | None) -> None:
+        self._packed = packed
+        self._half_life_s = half_life_s
+        self._observations: list[Observation] | None = None
+        self._summary: ToolLatency | None = None
+
+    def summary(self, now_wall_s: float) -> ToolLatency:
+        if self._summary is not None and self._half_life_s is None:
+            return self._summary
+        if self._observations is None:
+            unpacked = (_unpack(text) for text in self._packed)
+            self._observations, self._packed = [one for one in unpacked if one is not None], ()
+        self._summary = summarise(self._observations, now_wall_s=now_wall_s, half_life_s=self._half_life_s)
+        return self._summary
 
 
 @asynccontextmanager
@@ -162,29 +186,14 @@ def _pack(sample: LatencySample) -> str:
     return f"{sample.duration_s:.6f}:{sample.outcome}:{sample.source}:{sample.at_wall_s:.3f}"
 
 
-def _pack_global(sample: LatencySample) -> str:
-    return f"{_pack(sample)}:{sample.tool}"
+#: Outcome as it is written → whether its duration is only a lower bound. A table, for it is asked for every sample.
+_IS_CENSORED = {outcome.value: outcome.is_censored for outcome in ToolOutcome}
 
 
-def _unpack(key: ToolKey, packed: str) -> LatencySample | None:
+def _unpack(packed: str) -> Observation | None:
     try:
-        duration, outcome, source, at_wall = packed.split(":")[:4]
-        sample = LatencySample(
-            tool=key,
-            duration_s=float(duration),
-            outcome=ToolOutcome(outcome),
-            source=SampleSource(source),
-            at_wall_s=float(at_wall),
-        )
-    except ValueError:
+        duration, outcome, _, at_wall = packed.split(":")[:4]
+        read = Observation(float(duration), _IS_CENSORED[outcome], float(at_wall))
+    except (ValueError, KeyError):
         return None
-    return sample if math.isfinite(sample.duration_s) and sample.duration_s >= 0 else None
-
-
-def _unpack_all(key: ToolKey, packed: Sequence[str]) -> list[LatencySample]:
-    return [sample for text in packed if (sample := _unpack(key, text)) is not None]
-
-
-def _unpack_global(packed: Sequence[str]) -> list[LatencySample]:
-    pairs = ((ToolKey(text.split(":", 4)[4]), text) for text in packed if text.count(":") >= 4)
-    return [sample for key, text in pairs if (sample := _unpack(key, text)) is not None]
+    return read if math.isfinite(read.duration_s) and read.duration_s >= 0 else None

@@ -127,6 +127,19 @@ _BUILTIN = (
         ),
         idempotent=True,
     ),
+    ToolSpec(
+        name="http_fetch",
+        description=(
+            "Fetch a web page or file by HTTP and return its text. Only hosts that the operator allows can be reached; redirects "
+            "are followed."
+        ),
+        parameters=_object(
+            ["url"],
+            url={"type": "string", "minLength": 1, "maxLength": 4096, "description": "A whole http or https address."},
+            method={"type": "string", "enum": ["GET", "HEAD"]},
+        ),
+        idempotent=True,
+    ),
 )
 
 #: Built-in tools by name, in the order in which they are listed.

@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tool_runtime.config import SandboxLimits
+from tool_runtime.config import OutputLimits, SandboxLimits
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: Where a program finds its workspace, in every backend that has a filesystem of its own.
 WORKSPACE_INSIDE = "/workspace"
@@ -24,7 +27,10 @@ class KillScope(StrEnum):
 
     #: The sandbox has a pid namespace: `kill(-1)` ends everything in it.
     NAMESPACE = "namespace"
-    #: It has none: the launcher kills the agent's descendants, and the sandbox ends with them.
+    #: It has none, but may signal nothing outside itself: `kill(-1)` ends everything in it as well. Should the agent be gone,
+    #: the launcher kills its descendants.
+    DOMAIN = "domain"
+    #: It could signal anything: nobody calls `kill(-1)`, the launcher kills the agent's descendants, and the sandbox ends.
     DESCENDANTS = "descendants"
 
 
@@ -37,6 +43,8 @@ class SandboxSpec:
     #: User and group that the sandbox runs as; None for the platform's own, where that is not root.
     uid: int | None
     limits: SandboxLimits
+    #: Port on the sandbox's own loopback at which it finds the egress proxy; None for no network at all.
+    proxy_port: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +65,11 @@ class SpawnPlan:
     uid: int | None = None
     #: What all its processes together may hold.
     memory_bytes_max: int
+    #: How many processes and threads it may have, where nothing else counts them; None where the kernel does.
+    processes_max: int | None = None
     kill_scope: KillScope = KillScope.NAMESPACE
+    #: The agent's first message comes with a listening socket, for the egress proxy.
+    hands_out_listener: bool = False
 
 
 class Sandboxing(Protocol):
@@ -127,3 +139,20 @@ class Execution:
     session_lost: bool = False
     #: Why, where `ending` needs a reason: what the sandbox said as it died, or what could not be started.
     reason: str = ""
+
+
+class Executor(Protocol):
+    """What runs a tool: a live sandbox, or something of the host's that needs none."""
+
+    async def execute(
+        self,
+        tool: str,
+        fields: Mapping[str, str | bytes | int],
+        *,
+        timeout_s: float,
+        grace_s: float,
+        output: OutputLimits,
+        cancelled: asyncio.Event | None = None,
+    ) -> Execution:
+        """Run one call to its end, which comes a few seconds after `timeout_s` and `grace_s` at the latest."""
+        ...

@@ -128,10 +128,13 @@ async def test_old_samples_weigh_less_when_asked(make_history: MakeHistory) -> N
 class TestRedisOnly:
     """What only a shared store can do, or fail at."""
 
+    @pytest.fixture(params=SERVERS)
+    def backing(self, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+        with RedisServer(SERVERS[request.param]()) as server:
+            yield server
+
     @pytest.fixture
-    def server(self, backing: RedisServer | None) -> RedisServer:
-        if backing is None:
-            pytest.skip("needs a shared store")
+    def server(self, backing: RedisServer) -> RedisServer:
         return backing
 
     async def test_writers_and_readers_share_it(self, server: RedisServer, make_history: MakeHistory) -> None:
@@ -172,6 +175,21 @@ class TestRedisOnly:
             client.flushall()
         await writer.add([sample("b", 5.0)])
         assert set((await reader.snapshot()).tools) == {"b"}
+
+    async def test_a_store_that_lost_its_data_and_went_on_is_believed_too(
+        self, server: RedisServer, make_history: MakeHistory
+    ) -> None:
+        """Its version may have passed the one that was seen before, and a window may be there under the same name."""
+        reader, writer = make_history(), make_history()
+        await writer.add([sample("a", 1.0), sample("b", 1.0)])
+        assert (await reader.snapshot()).version == 1
+        with server.client() as client:
+            client.flushall()
+        await writer.add([sample("a", 7.0)])
+        await writer.add([sample("c", 8.0)])
+        snapshot = await reader.snapshot()
+        assert {key: latency.quantiles for key, latency in snapshot.tools.items()} == {"a": (7.0,), "c": (8.0,)}
+        assert snapshot.global_.quantiles == (7.0, 8.0)
 
     async def test_what_cannot_be_read_is_left_out(self, server: RedisServer, make_history: MakeHistory) -> None:
         history = make_history()

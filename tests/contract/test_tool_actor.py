@@ -10,7 +10,7 @@ import pytest
 from agent_program.errors import Overloaded, SandboxUnavailable
 from agent_program.ids import DEFAULT_TENANT, ProgramId, ToolKey
 from agent_program.tool_events import ToolOutcome
-from support.tools import Program, descendants_of, tool_actor
+from support.tools import Program, descendants_of, processes_with, tool_actor
 from support.waiting import wait_for_async
 from tool_runtime.actor import ToolActor
 from tool_runtime.config import OutputLimits, SandboxBackend
@@ -211,12 +211,19 @@ async def test_a_launcher_that_dies_is_replaced(backend: SandboxBackend) -> None
     before = descendants_of(os.getpid())
     async with tool_actor(sandbox=backend) as actor:
         program = Program(actor)
-        running = await program.shell_running("sleep 1000")
+        mark = f"3603.{os.getpid()}"
+        running = await program.shell_running(f"(setsid sleep {mark} &); sleep {mark} & sleep {mark}")
+        await wait_for_async(lambda: as_async(len(processes_with(f"sleep\0{mark}")) == 3), what="all sleepers run")
         (launcher,) = [pid for pid in descendants_of(os.getpid()) - before if is_launcher(pid)]
         os.kill(launcher, 9)
         assert (await running).outcome is ToolOutcome.INTERRUPTED
+        await wait_for_async(lambda: as_async(not processes_with(f"sleep\0{mark}")), what="no sleeper is left")
         assert (await program.shell("echo works")).output.startswith("works")
     assert descendants_of(os.getpid()) - before == set()
+
+
+async def as_async(value: bool) -> bool:
+    return value
 
 
 def is_launcher(pid: int) -> bool:

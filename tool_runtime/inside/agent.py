@@ -29,7 +29,8 @@ import sys
 
 from tool_runtime.inside import frames
 from tool_runtime.inside.frames import Fields
-from tool_runtime.inside.processes import Call, ForkedCall, PythonSession, Reactor, Runner, Session, ShellSession
+from tool_runtime.inside.processes import Call, ForkedCall, Reactor, Runner
+from tool_runtime.inside.sessions import PythonSession, Session, ShellSession
 
 _SESSIONS: dict[str, type[Session]] = {"shell": ShellSession, "python": PythonSession}
 _RECEIVE_BYTES = 65536
@@ -41,12 +42,12 @@ _ASLEEP = 'read -r newline; exec "$@"'
 class Agent:
     """Calls by id, one kept shell, one kept Python, and the socket to the host."""
 
-    def __init__(self, control: int, reactor: Reactor, kills_namespace: bool, awake_again: list[str]) -> None:
-        """`awake_again` is the command line that starts an agent, without the descriptor of the socket."""
+    def __init__(self, control: int, reactor: Reactor, scope: str, awake_again: list[str]) -> None:
+        """`scope` is what one signal may reach, as `KillScope` has it; `awake_again` the command line that starts an agent."""
         self._control = control
         self._awake_again = awake_again
         self._reactor = reactor
-        self._kills_namespace = kills_namespace
+        self._scope = scope
         self._decoder = frames.Decoder()
         self._runners: dict[str, Runner] = {}
         self._sessions: dict[str, Runner] = {}
@@ -107,7 +108,7 @@ class Agent:
         """Become `sh` until the host sends a newline, if nothing would be missed meanwhile."""
         shell = self._sessions.get("shell")
         own = {1, os.getpid(), shell.pid if shell is not None else 0}
-        if self._runners or not self._kills_namespace or not own.issuperset(_all_pids()):
+        if self._runners or self._scope != "namespace" or not own.issuperset(_all_pids()):
             self._send({"ev": "awake"})
             return
         state = shell.state() if isinstance(shell, ShellSession) and shell.pid else ""
@@ -136,13 +137,22 @@ class Agent:
         self._send({"ev": "lost", "tool": tool})
 
     def _kill_everything(self) -> None:
-        if self._kills_namespace:
+        if self._scope != "descendants":
             # All that this process may signal, apart from itself and the namespace's init: daemons, stopped and
             # signal-ignoring processes and fork bombs go in one step.
             try:  # noqa: SIM105 - contextlib would cost every sandbox memory
                 os.kill(-1, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def end(self) -> None:
+        """The host hung up: leave nothing behind. A namespace ends with this process; without one it is ours to do."""
+        if self._scope == "domain":
+            self._kill_everything()
+        elif self._scope == "descendants":
+            from tool_runtime.process_tree import kill_descendants
+
+            kill_descendants(os.getpid())
 
     def _send(self, fields: dict[str, object]) -> None:
         data = memoryview(frames.encode(fields))  # type: ignore[arg-type]
@@ -169,10 +179,10 @@ def limit_resources(limits: str) -> None:
         resource.setrlimit(number, (wanted, wanted))
 
 
-def prepare(limits: str, kills_namespace: bool) -> None:
+def prepare(limits: str, *, is_subreaper: bool) -> None:
     """What is done once, and inherited by all that comes after."""
     limit_resources(limits)
-    if not kills_namespace:
+    if is_subreaper:
         import ctypes
 
         # Daemons stay below this process, where the launcher finds them.
@@ -188,15 +198,28 @@ def prepare(limits: str, kills_namespace: bool) -> None:
         pass
 
 
-def main(start: str, control: int, limits: str, scope: str, shell_state: str | None = None) -> None:
+def hand_out_listener(control: int, port: int) -> None:
+    """Listen on the sandbox's own loopback, and give the socket to the host, whose proxy accepts on it."""
+    import socket  # costs memory, so only where there is a network to be had
+
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+        with socket.socket(fileno=os.dup(control)) as host:
+            socket.send_fds(host, [frames.encode({"ev": "listening"})], [listener.fileno()])
+
+
+def main(start: str, control: int, limits: str, scope: str, proxy_port: str, shell_state: str | None = None) -> None:
     """Run until the host hangs up; the sandbox ends with this process.
 
-    `start` is the Python text that led here. `shell_state` is what `_sleep` passed on, "" if there was no shell; None at the
-    first start.
+    `start` is the Python text that led here. `proxy_port` is where to listen for the host's proxy, 0 for nowhere.
+    `shell_state` is what `_sleep` passed on, "" if there was no shell; None at the first start.
     """
-    kills_namespace = scope == "namespace"
     if shell_state is None:
-        prepare(limits, kills_namespace)
+        prepare(limits, is_subreaper=scope != "namespace")
+        if proxy_port != "0":
+            hand_out_listener(control, int(proxy_port))
     if control == 0:  # awake again: the socket goes out of the way of the programs' standard input
         control = os.dup(0)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -206,8 +229,11 @@ def main(start: str, control: int, limits: str, scope: str, shell_state: str | N
     # A terminal's or a confused program's signals are not for the agent.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    python = [sys.executable, "-I", "-S", "-B", "-c", start, "0", limits, scope]
-    agent = Agent(control, Reactor(select.poll()), kills_namespace, python)
+    python = [sys.executable, "-I", "-S", "-B", "-c", start, "0", limits, scope, proxy_port]
+    agent = Agent(control, Reactor(select.poll()), scope, python)
     if shell_state:
         agent.resume_shell(shell_state)
-    agent.serve()
+    try:
+        agent.serve()
+    finally:
+        agent.end()

@@ -15,22 +15,26 @@ from tool_runtime.latency import (
     CENSORED_QUANTILES_MAX,
     QUANTILES_MAX,
     LatencySnapshot,
+    Observation,
     ToolLatency,
     maximum_of,
+    observation,
     summarise,
 )
 
 
 def samples(
     durations_s: Sequence[float], *, outcome: ToolOutcome = ToolOutcome.OK, at_wall_s: float = 0.0
-) -> list[LatencySample]:
+) -> list[Observation]:
     return [
-        LatencySample(
-            tool=ToolKey("x"),
-            duration_s=duration_s,
-            outcome=outcome,
-            source=SampleSource.TOOL_RUNTIME,
-            at_wall_s=at_wall_s,
+        observation(
+            LatencySample(
+                tool=ToolKey("x"),
+                duration_s=duration_s,
+                outcome=outcome,
+                source=SampleSource.TOOL_RUNTIME,
+                at_wall_s=at_wall_s,
+            )
         )
         for duration_s in durations_s
     ]
