@@ -359,6 +359,9 @@ class LiveSandbox:
             for pending in self._pending.values():
                 pending.exceed(limit)
         self._die(self._exit_reason())
+        if self._writer is not None:
+            # If it was the launcher that ended and an agent is left, this tells it to go and take everything with it.
+            self._writer.close()
 
     def _exit_reason(self) -> str:
         if not self._child.exited.done():

@@ -130,13 +130,19 @@ async def test_opening_and_closing_leaks_nothing(backend: SandboxBackend, times:
         assert directory is not None
         await cycle(actor, 4)
         (launcher,) = [pid for pid in descendants_of(os.getpid()) - others if "launcher" in command_of(pid)]
+
+        async def is_quiet() -> bool:
+            state = machine_state(directory, launcher)
+            return state["processes"] == state["zombies"] == 0
+
+        # The last orphan is reaped a moment after its sandbox was reported gone.
+        await wait_for_async(is_quiet, what="the first sandboxes are gone")
         before = machine_state(directory, launcher)
         await asyncio.gather(*(cycle(actor, times // 4) for _ in range(4)))
 
         async def is_as_before() -> bool:
             return machine_state(directory, launcher) == before
 
-        # The last orphan is reaped a moment after its sandbox was reported gone.
         await wait_for_async(is_as_before, what=f"everything is as before: {before}")
 
 
