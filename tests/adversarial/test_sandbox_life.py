@@ -75,13 +75,16 @@ async def main():
 
 asyncio.run(main())
 """
-    actor = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
-    assert actor.stdout is not None
-    assert await actor.stdout.readline() == b"running\n"
-    wait_for(lambda: len(processes_with(f"sleep\0{mark}")) >= 3, what="all three sleepers run")
-    actor.kill()
-    await actor.wait()
-    wait_for(lambda: not processes_with(f"sleep\0{mark}"), what="no process of the killed actor is left")
+    with state_directory() as place:  # it will not clean up after itself
+        actor = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(place)}
+        )
+        assert actor.stdout is not None
+        assert await actor.stdout.readline() == b"running\n"
+        wait_for(lambda: len(processes_with(f"sleep\0{mark}")) >= 3, what="all three sleepers run")
+        actor.kill()
+        await actor.wait()
+        wait_for(lambda: not processes_with(f"sleep\0{mark}"), what="no process of the killed actor is left")
 
 
 async def test_a_sandbox_outlives_the_thread_that_asked_for_it(backend: SandboxBackend) -> None:
