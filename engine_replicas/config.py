@@ -11,12 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class SchedulingPreset(StrEnum):
-    """A retention policy and an ordering that belong together."""
+    """A retention policy, an ordering and an admission that belong together."""
 
     #: Stock vLLM: KV is freed when a turn ends, first come first served by turn.
     VLLM = "vllm"
+    #: Autellix: no retention, the program that was served least goes first.
+    AUTELLIX = "autellix"
+    #: InferCept: KV is preserved while that wastes less than computing it again, programs in order of arrival.
+    INFERCEPT = "infercept"
     #: The paper: leases by expected benefit, first come first served by program.
     CONTINUUM = "continuum"
+    #: Ours: leases that can be outbid, a lane for first turns, declared work first, and no more programs than fit.
+    ADAPTIVE = "adaptive"
 
 
 class RetentionName(StrEnum):
@@ -24,7 +30,9 @@ class RetentionName(StrEnum):
 
     END_OF_TURN = "end_of_turn"
     STATIC_TTL = "static_ttl"
+    INFERCEPT = "infercept"
     CONTINUUM = "continuum"
+    ADAPTIVE = "adaptive"
 
 
 class OrderingName(StrEnum):
@@ -32,11 +40,23 @@ class OrderingName(StrEnum):
 
     FCFS = "fcfs"
     PROGRAM_FCFS = "program_fcfs"
+    PLAS = "plas"
+    ADAPTIVE = "adaptive"
+
+
+class AdmissionName(StrEnum):
+    """Whether a new program may start while others hold the memory."""
+
+    NONE = "none"
+    WORKING_SET = "working_set"
 
 
 _PRESETS = {
-    SchedulingPreset.VLLM: (RetentionName.END_OF_TURN, OrderingName.FCFS),
-    SchedulingPreset.CONTINUUM: (RetentionName.CONTINUUM, OrderingName.PROGRAM_FCFS),
+    SchedulingPreset.VLLM: (RetentionName.END_OF_TURN, OrderingName.FCFS, AdmissionName.NONE),
+    SchedulingPreset.AUTELLIX: (RetentionName.END_OF_TURN, OrderingName.PLAS, AdmissionName.NONE),
+    SchedulingPreset.INFERCEPT: (RetentionName.INFERCEPT, OrderingName.PROGRAM_FCFS, AdmissionName.NONE),
+    SchedulingPreset.CONTINUUM: (RetentionName.CONTINUUM, OrderingName.PROGRAM_FCFS, AdmissionName.NONE),
+    SchedulingPreset.ADAPTIVE: (RetentionName.ADAPTIVE, OrderingName.ADAPTIVE, AdmissionName.WORKING_SET),
 }
 
 
@@ -47,12 +67,13 @@ class SchedulingSettings(BaseModel):
 
     preset: SchedulingPreset = Field(
         default=SchedulingPreset.CONTINUUM,
-        description="The pair of policies to run; `retention` and `ordering` override.",
+        description="The policies to run; `retention`, `ordering` and `admission` override.",
     )
     retention: RetentionName | None = Field(
         default=None, description="The retention policy, where it is not the preset's."
     )
     ordering: OrderingName | None = Field(default=None, description="The ordering, where it is not the preset's.")
+    admission: AdmissionName | None = Field(default=None, description="The admission, where it is not the preset's.")
 
     ttl_s: float = Field(
         default=2.0, ge=0, le=86_400, description="How long `static_ttl` retains every turn's KV, in seconds."
@@ -62,6 +83,12 @@ class SchedulingSettings(BaseModel):
         gt=0,
         le=86_400,
         description="No lease lasts longer than this from the end of its turn, in seconds.",
+    )
+    priced_ttl_max_s: float = Field(
+        default=1800.0,
+        gt=0,
+        le=86_400,
+        description="No lease of a retention that can be outbid (`adaptive`) lasts longer than this, in seconds.",
     )
     provisional_ttl_s: float = Field(
         default=1.5,
@@ -85,6 +112,35 @@ class SchedulingSettings(BaseModel):
         default=1800.0,
         gt=0,
         description="A turn that has waited for longer runs next, whatever its program, where turns are ordered by program.",
+    )
+    lane_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Ordering `adaptive`: first turns of programs go first while those that run hold less than this share of "
+        "the KV blocks.",
+    )
+    backfill_skips_max: int = Field(
+        default=4,
+        ge=0,
+        le=64,
+        description="Ordering `adaptive`: how many waiting turns that do not fit a smaller one may pass.",
+    )
+    backfill_wait_max_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="Ordering `adaptive`: a turn that did not fit for longer is not passed any more, in seconds.",
+    )
+    admission_fraction: float = Field(
+        default=0.95,
+        gt=0,
+        le=1,
+        description="Admission `working_set`: share of the KV blocks that the active programs' contexts may take.",
+    )
+    admission_wait_max_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Admission `working_set`: a program that has waited for longer starts, in seconds.",
     )
     k_cold_start: int = Field(
         default=100,
@@ -149,3 +205,8 @@ class SchedulingSettings(BaseModel):
     def ordering_name(self) -> OrderingName:
         """The ordering that runs."""
         return self.ordering or _PRESETS[self.preset][1]
+
+    @property
+    def admission_name(self) -> AdmissionName:
+        """The admission that runs."""
+        return self.admission or _PRESETS[self.preset][2]

@@ -9,6 +9,7 @@ waited too long runs next, whatever its program.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from typing import Protocol
 class OrderedTurn:
     """What an ordering knows about a turn in the engine."""
 
+    turn_id: str = ""
     #: It has waited for longer than any turn may.
     is_overdue: bool
     #: It ran, lost its blocks to another turn, and waits again.
@@ -25,6 +27,12 @@ class OrderedTurn:
     is_retained: bool
     #: When its program was first seen here; a turn without a program is a program of its own.
     program_arrival_s: float
+    #: It is a program's first turn, and the lane for those has room.
+    is_in_lane: bool = False
+    #: Seconds for which the program's turns have run so far.
+    attained_s: float = 0.0
+    #: Seconds for which they are expected to run from now on, the same for all that declared nothing.
+    remaining_s: float = 0.0
 
 
 class Ordering(Protocol):
@@ -32,6 +40,8 @@ class Ordering(Protocol):
 
     #: Whether turns are reordered at all.
     reorders: bool
+    #: Whether first turns have a lane, and turns that do not fit may be passed.
+    has_lanes: bool
 
     def waiting_key(self, turn: OrderedTurn) -> tuple[float, ...]:
         """Smaller runs earlier."""
@@ -46,6 +56,7 @@ class Fcfs:
     """Stock vLLM: first come, first served, turn by turn."""
 
     reorders = False
+    has_lanes = False
 
     def waiting_key(self, turn: OrderedTurn) -> tuple[float, ...]:
         return ()
@@ -58,12 +69,78 @@ class ProgramFcfs:
     """The paper's order: preempted turns, then turns whose KV is retained, then by the arrival of the program."""
 
     reorders = True
+    has_lanes = False
 
     def waiting_key(self, turn: OrderedTurn) -> tuple[float, ...]:
         return (not turn.is_overdue, not turn.is_preempted, not turn.is_retained, turn.program_arrival_s)
 
     def running_key(self, turn: OrderedTurn) -> tuple[float, ...]:
         return (turn.program_arrival_s,)
+
+
+class Plas:
+    """Autellix: the program whose turns have run for the least time so far goes first (program-level least attained service).
+
+    Service is counted in levels, each twice as long as the one before, so that programs of about equal service keep their
+    order of arrival and do not take turns preempting each other.
+    """
+
+    reorders = True
+    has_lanes = False
+
+    def waiting_key(self, turn: OrderedTurn) -> tuple[float, ...]:
+        return (not turn.is_overdue, _service_level(turn.attained_s), turn.program_arrival_s)
+
+    def running_key(self, turn: OrderedTurn) -> tuple[float, ...]:
+        return (_service_level(turn.attained_s), turn.program_arrival_s)
+
+
+class Adaptive:
+    """Ours: first turns while their lane has room, then resident turns, then the least remaining work, then arrival.
+
+    - The lane keeps a new program from waiting minutes for its first token, at the price of a small share of the memory.
+    - A turn whose KV is here costs next to nothing to start, and holds memory until it has run.
+    - Remaining work is known where it is declared; programs that declare nothing all count as typical, so among them the order
+      is the paper's, by arrival.
+    """
+
+    reorders = True
+    has_lanes = True
+
+    def waiting_key(self, turn: OrderedTurn) -> tuple[float, ...]:
+        is_resident = turn.is_preempted or turn.is_retained
+        return (not turn.is_overdue, not turn.is_in_lane, not is_resident, turn.remaining_s, turn.program_arrival_s)
+
+    def running_key(self, turn: OrderedTurn) -> tuple[float, ...]:
+        return (turn.remaining_s, turn.program_arrival_s)
+
+
+def _service_level(attained_s: float) -> int:
+    return int(math.log2(1.0 + max(0.0, attained_s)))
+
+
+class FirstTurnLane:
+    """How much memory the first turns hold that run, and whether more may go first."""
+
+    def __init__(self, *, tokens_max: float) -> None:
+        self._tokens_max = tokens_max
+        self._running: dict[str, int] = {}
+        self._tokens = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a first turn may go before all others."""
+        return self._tokens < self._tokens_max
+
+    def scheduled(self, turn_id: str, tokens: int) -> None:
+        """A first turn runs."""
+        self.left(turn_id)
+        self._running[turn_id] = tokens
+        self._tokens += tokens
+
+    def left(self, turn_id: str) -> None:
+        """It does not run any more."""
+        self._tokens -= self._running.pop(turn_id, 0)
 
 
 class Arrivals:

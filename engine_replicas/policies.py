@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from engine_replicas.config import OrderingName, RetentionName, SchedulingSettings
-from engine_replicas.ordering import Fcfs, Ordering, ProgramFcfs
+from dataclasses import dataclass
+
+from engine_replicas.admission import Admission, NoAdmission, WorkingSet
+from engine_replicas.config import AdmissionName, OrderingName, RetentionName, SchedulingSettings
+from engine_replicas.ordering import Adaptive as AdaptiveOrder
+from engine_replicas.ordering import Fcfs, Ordering, Plas, ProgramFcfs
+from engine_replicas.retention.decode_cost import DecodeCost
 from engine_replicas.retention.eta import EtaEstimator
-from engine_replicas.retention.policy import Continuum, EndOfTurn, Estimates, RetentionPolicy, StaticTtl
+from engine_replicas.retention.policy import (
+    Adaptive,
+    Continuum,
+    EndOfTurn,
+    Estimates,
+    InferCept,
+    RetentionPolicy,
+    StaticTtl,
+)
 from engine_replicas.retention.prefill_cost import PrefillCost
 from engine_replicas.retention.queueing_delay import QueueingDelay
+from engine_replicas.retention.reclaim import CheapestFirst, LatestArrival, Reclaiming
 from engine_replicas.retention.tool_latency import ToolLatencyView
 
 
@@ -18,24 +32,65 @@ def new_estimates(settings: SchedulingSettings, *, step_tokens_max: int) -> Esti
         queueing_delay=QueueingDelay(window=settings.queueing_delay_window),
         eta=EtaEstimator(window=settings.program_window, programs_min=settings.eta_programs_min),
         prefill=PrefillCost(chunk_tokens_max=step_tokens_max),
+        decode=DecodeCost(),
     )
 
 
-def retention_policy(settings: SchedulingSettings, estimates: Estimates) -> RetentionPolicy:
-    """The retention policy that the settings name."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policies:
+    """Everything that decides in one scheduler."""
+
+    retention: RetentionPolicy
+    reclaiming: Reclaiming
+    ordering: Ordering
+    admission: Admission
+
+
+def named_policies(settings: SchedulingSettings, estimates: Estimates) -> Policies:
+    """The policies that the settings name, learning from `estimates`."""
+    return Policies(
+        retention=_retention(settings, estimates),
+        reclaiming=_reclaiming(settings, estimates),
+        ordering=_ordering(settings),
+        admission=_admission(settings),
+    )
+
+
+def _retention(settings: SchedulingSettings, estimates: Estimates) -> RetentionPolicy:
     match settings.retention_name:
         case RetentionName.END_OF_TURN:
             return EndOfTurn()
         case RetentionName.STATIC_TTL:
             return StaticTtl(settings.ttl_s)
+        case RetentionName.INFERCEPT:
+            return InferCept(estimates)
         case RetentionName.CONTINUUM:
             return Continuum(estimates, k_cold_start=settings.k_cold_start)
+        case RetentionName.ADAPTIVE:
+            return Adaptive(settings.priced_ttl_max_s)
 
 
-def ordering_policy(settings: SchedulingSettings) -> Ordering:
-    """The ordering that the settings name."""
+def _reclaiming(settings: SchedulingSettings, estimates: Estimates) -> Reclaiming:
+    if settings.retention_name is RetentionName.ADAPTIVE:
+        return CheapestFirst(estimates.prefill, estimates.decode)
+    return LatestArrival()
+
+
+def _ordering(settings: SchedulingSettings) -> Ordering:
     match settings.ordering_name:
         case OrderingName.FCFS:
             return Fcfs()
         case OrderingName.PROGRAM_FCFS:
             return ProgramFcfs()
+        case OrderingName.PLAS:
+            return Plas()
+        case OrderingName.ADAPTIVE:
+            return AdaptiveOrder()
+
+
+def _admission(settings: SchedulingSettings) -> Admission:
+    match settings.admission_name:
+        case AdmissionName.NONE:
+            return NoAdmission()
+        case AdmissionName.WORKING_SET:
+            return WorkingSet(fraction=settings.admission_fraction, wait_max_s=settings.admission_wait_max_s)

@@ -15,6 +15,18 @@ from typing import Any
 
 from engine_replicas.retention.prefill_cost import PrefillStep
 
+#: Of the steps that only decode, one in so many is a sample: they come by the thousand and cost a walk over the batch.
+_DECODE_EVERY = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeStep:
+    """One engine step that only decoded."""
+
+    #: Tokens whose KV it read.
+    pairs: int
+    duration_s: float
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
@@ -49,17 +61,23 @@ class StepTimer:
         self._log = log
         self._in_flight: deque[tuple[int, StepWork | None, float]] = deque(maxlen=64)
         self._last_done_s = 0.0
+        self._decode_steps = 0
 
     def scheduled(self, output: Any, requests: Mapping[str, Any], now_s: float) -> None:
         """A step was scheduled; `output` is vLLM's SchedulerOutput. Its work is counted only if somebody wants to know."""
         if not output.total_num_scheduled_tokens:
             return
         has_prefill = output.total_num_scheduled_tokens > len(output.num_scheduled_tokens)
-        work = _work(output, requests, now_s) if has_prefill or self._log is not None else None
+        is_sampled = has_prefill or self._decodes_are_due() or self._log is not None
+        work = _work(output, requests, now_s) if is_sampled else None
         self._in_flight.append((id(output), work, now_s))
 
-    def finished(self, output: Any, now_s: float) -> PrefillStep | None:
-        """A step's output arrived. Returns it as a sample if it was mostly prefill."""
+    def _decodes_are_due(self) -> bool:
+        self._decode_steps += 1
+        return self._decode_steps % _DECODE_EVERY == 0
+
+    def finished(self, output: Any, now_s: float) -> PrefillStep | DecodeStep | None:
+        """A step's output arrived. Returns it as a sample if it was mostly prefill, or nothing but decodes."""
         if not output.total_num_scheduled_tokens:
             return None
         while self._in_flight:
@@ -72,6 +90,8 @@ class StepTimer:
                 return None
             if self._log is not None:
                 self._log.write(work, duration_s)
+            if not work.prefill_tokens:
+                return DecodeStep(pairs=work.pairs, duration_s=duration_s)
             if 2 * work.prefill_tokens < work.tokens:
                 return None
             return PrefillStep(tokens=work.tokens, pairs=work.pairs, duration_s=duration_s)

@@ -51,13 +51,18 @@ from agent_program.clock import Clock, SystemClock
 from agent_program.ids import ID_BYTES_MAX, ProgramId, ToolKey
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from agent_program.turn import TurnHints
+from engine_replicas.admission import NoAdmission
 from engine_replicas.config import RetentionName, SchedulingSettings
-from engine_replicas.ordering import Arrivals, Fcfs, OrderedTurn
-from engine_replicas.policies import new_estimates, ordering_policy, retention_policy
+from engine_replicas.ordering import Fcfs
+from engine_replicas.policies import Policies, named_policies, new_estimates
 from engine_replicas.retention.controller import RetentionController
 from engine_replicas.retention.events import FinishedTurn, HeldKv, TurnEnding
 from engine_replicas.retention.lease import LeaseEnd, LeaseEndReason
+from engine_replicas.retention.policy import Estimates
+from engine_replicas.retention.prefill_cost import PrefillStep
+from engine_replicas.retention.reclaim import WaitingNeed
 from engine_replicas.step_log import StepLog, StepTimer
+from engine_replicas.vllm_turn_queue import TurnQueue
 
 SUPPORTED_VLLM = "0.32.0"
 
@@ -107,35 +112,50 @@ check_vllm(VLLM_METHODS)
 class _Retaining(Scheduler):
     """Leases around vLLM's scheduler; mixed in before `Scheduler` or `AsyncScheduler`."""
 
-    def __init__(self, *args: Any, clock: Clock | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        clock: Clock | None = None,
+        policies: Callable[[SchedulingSettings, Estimates], Policies] = named_policies,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         settings = _settings(self.vllm_config)
         self._clock = clock or SystemClock()
         self._estimates = new_estimates(settings, step_tokens_max=self.max_num_scheduled_tokens)
-        # Under vLLM's policy `priority` the operator has said who goes first.
-        self._ordering = ordering_policy(settings) if isinstance(self.waiting, FCFSRequestQueue) else Fcfs()
+        deciding = policies(settings, self._estimates)
         self._controller = RetentionController(
             settings=settings,
-            policy=retention_policy(settings, self._estimates),
+            policy=deciding.retention,
             estimates=self._estimates,
             blocks_total=self._blocks_total,
+            reclaiming=deciding.reclaiming,
             is_caching=self.kv_cache_manager.enable_caching,
         )
         self._held: dict[int, list[KVCacheBlock]] = {}
-        self._arrivals = Arrivals(wait_max_s=settings.turn_wait_max_s)
+        # Under vLLM's policy `priority` the operator has said who goes first.
+        is_ours = isinstance(self.waiting, FCFSRequestQueue)
+        self._queue = TurnQueue(
+            self,
+            self._controller,
+            ordering=deciding.ordering if is_ours else Fcfs(),
+            admission=deciding.admission if is_ours else NoAdmission(),
+            settings=settings,
+            kv_tokens_total=self._blocks_total * self.block_size,
+        )
         self._step_timer = StepTimer(StepLog(settings.step_log_path) if settings.step_log_path else None)
-        self._say_what_to_expect(settings)
+        self._say_what_to_expect(settings, is_ordered_by_vllm=deciding.ordering.reorders and not is_ours)
         self._allocate_stock = self.kv_cache_manager.allocate_slots
         self.kv_cache_manager.allocate_slots = self._allocate_reclaiming
 
-    def _say_what_to_expect(self, settings: SchedulingSettings) -> None:
+    def _say_what_to_expect(self, settings: SchedulingSettings, *, is_ordered_by_vllm: bool) -> None:
         logger.info(
             "retention %s, ordering %s, %d KV blocks",
             settings.retention_name.value,
             settings.ordering_name.value,
             self._blocks_total,
         )
-        if self._ordering.reorders is not ordering_policy(settings).reorders:
+        if is_ordered_by_vllm:
             logger.warning(
                 "vLLM's scheduling policy `priority` orders turns; %s does not", settings.ordering_name.value
             )
@@ -159,7 +179,7 @@ class _Retaining(Scheduler):
         if not is_new:
             return
         now_s = self._clock.now_s()
-        self._arrivals.arrived(request.request_id, now_s)
+        self._queue.arrived(request, now_s)
         hints = _hints(request)
         if hints is not None:
             self._controller.turn_arrived(request.request_id, hints, now_s, has_stop_strings=_has_stop_strings(request))
@@ -167,25 +187,25 @@ class _Retaining(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = self._clock.now_s()
         self._let_go(self._controller.expire(now_s))
-        self._put_in_order(now_s)
+        self._queue.before_step(now_s)
         output = super().schedule(throttle_prefills)
+        self._queue.after_step(output)
         now_s = self._clock.now_s()
         for scheduled in output.scheduled_new_reqs:
-            self._arrivals.scheduled(scheduled.req_id)
             self._let_go(self._controller.turn_scheduled(scheduled.req_id, scheduled.num_computed_tokens, now_s))
-        if output.preempted_req_ids:
-            self._controller.is_order_stale = True
         self._step_timer.scheduled(output, self.requests, now_s)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         step = self._step_timer.finished(scheduler_output, self._clock.now_s())
-        if step is not None:
+        if isinstance(step, PrefillStep):
             self._estimates.prefill.step_ran(step)
+        elif step is not None:
+            self._estimates.decode.step_ran(step.pairs, step.duration_s)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _free_blocks(self, request: Request) -> None:
-        self._arrivals.left(request.request_id)
+        self._queue.left(request)
         if self._controller.has_turns:
             self._turn_finished(request)
         super()._free_blocks(request)
@@ -251,30 +271,6 @@ class _Retaining(Scheduler):
             "queued_tokens": sum(request.num_tokens for request in self.waiting),
         }
 
-    # --- order -----------------------------------------------------------------------------------------------------------
-
-    def _put_in_order(self, now_s: float) -> None:
-        """Sort the waiting turns, and the running ones, whose last is preempted first; only when something changed."""
-        if not (self._ordering.reorders and self._controller.has_turns):
-            return
-        if not (self._arrivals.find_overdue(now_s) or self._controller.is_order_stale):
-            return
-        self._controller.is_order_stale = False
-        waiting = sorted(self.waiting, key=lambda request: self._ordering.waiting_key(self._ordered(request)))
-        self.waiting.clear()
-        self.waiting.extend(waiting)
-        self.running.sort(key=lambda request: self._ordering.running_key(self._ordered(request)))
-
-    def _ordered(self, request: Request) -> OrderedTurn:
-        turn_id = request.request_id
-        program_arrival_s = self._controller.program_arrival_s(turn_id)
-        return OrderedTurn(
-            is_overdue=self._arrivals.is_overdue(turn_id),
-            is_preempted=request.status == RequestStatus.PREEMPTED,
-            is_retained=self._controller.is_retained(turn_id),
-            program_arrival_s=self._arrivals.arrived_s(turn_id) if program_arrival_s is None else program_arrival_s,
-        )
-
     # --- memory ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -285,13 +281,44 @@ class _Retaining(Scheduler):
     def _allocate_reclaiming(self, request: Request, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
         """`allocate_slots`, which takes leases before it gives up; see the top of the file for when it may."""
         blocks = self._allocate_stock(request, *args, **kwargs)
-        while blocks is None and self._controller.has_leases and (reason := self._may_reclaim(request)) is not None:
-            ended = self._controller.reclaim(request.request_id, reason, self._clock.now_s())
+        if blocks is None and self._controller.has_leases:
+            blocks = self._take_leases(request, lambda: self._allocate_stock(request, *args, **kwargs), kwargs)
+        if blocks is None and request.status != RequestStatus.RUNNING:
+            self._queue.refused(request, self._clock.now_s())
+        return blocks
+
+    def _take_leases(
+        self, request: Request, allocate: Callable[[], KVCacheBlocks | None], arguments: dict[str, Any]
+    ) -> KVCacheBlocks | None:
+        now_s = self._clock.now_s()
+        reason = self._may_reclaim(request)
+        blocks: KVCacheBlocks | None = None
+        if reason is None and self._controller.has_prices:
+            ended = self._controller.outbid(request.request_id, self._need(request, arguments), now_s)
+            self._let_go(ended)
+            return allocate() if ended else None
+        while blocks is None and reason is not None:
+            ended = self._controller.reclaim(request.request_id, reason, now_s)
             if not ended:
                 break
             self._let_go(ended)
-            blocks = self._allocate_stock(request, *args, **kwargs)
+            blocks = allocate()
         return blocks
+
+    def _need(self, request: Request, arguments: dict[str, Any]) -> WaitingNeed:
+        """What a waiting request lacks: its whole context, less what it finds in blocks that somebody holds, less what is free."""
+        pool = self.kv_cache_manager.block_pool
+        found = arguments.get("new_computed_blocks")
+        held = sum(1 for group in found.blocks for block in group if block.ref_cnt > 0) if found is not None else 0
+        wanted = -(-request.num_tokens // self.block_size) - held + self.kv_cache_manager.watermark_blocks
+        return WaitingNeed(
+            blocks_missing=max(1, wanted - pool.get_num_free_blocks()),
+            own_tokens=request.num_tokens,
+            running_tokens=self._running_tokens(),
+        )
+
+    def _running_tokens(self) -> int:
+        return sum(request.num_computed_tokens for request in self.running)
 
     def _may_reclaim(self, request: Request) -> LeaseEndReason | None:
         if request.status == RequestStatus.RUNNING:
@@ -318,6 +345,7 @@ class _Retaining(Scheduler):
             # The last token was sampled and never computed; a step scheduled ahead counts tokens that do not exist.
             context_tokens=max(0, min(request.num_computed_tokens, request.num_tokens - 1)),
             collect=collect,
+            other_tokens=self._running_tokens() - request.num_computed_tokens,
         )
         changes = self._controller.turn_finished(finished, self._clock.now_s())
         if changes.begun is not None:
@@ -350,6 +378,8 @@ class _Retaining(Scheduler):
 
     def _let_go(self, ended: tuple[LeaseEnd, ...]) -> None:
         """Give back the blocks of leases that are over, the end of a context first: it is evicted first."""
+        if ended:
+            self._queue.memory_freed()
         for end in ended:
             blocks = self._held.pop(end.lease.lease_id)
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))

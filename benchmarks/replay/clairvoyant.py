@@ -22,8 +22,12 @@ from benchmarks.replay.alone import prefill_s
 from benchmarks.replay.control import UtilityCalls
 from benchmarks.replay.step_time import StepLoad, StepTimeModel
 from benchmarks.replay.workload import ReadyProgram, ReadyTurn
-from engine_replicas.retention.policy import DecisionReason, EndedTurn, RetentionDecision
-from engine_replicas.vllm_scheduler import RetainingScheduler
+from engine_replicas.admission import NoAdmission
+from engine_replicas.config import SchedulingSettings
+from engine_replicas.ordering import OrderedTurn
+from engine_replicas.policies import Policies
+from engine_replicas.retention.policy import DecisionReason, EndedTurn, Estimates, RetentionDecision
+from engine_replicas.retention.reclaim import LatestArrival
 
 #: A reload also stalls everybody else in the batch: retention pays for many times its own reload time.
 PATIENCE = 20.0
@@ -101,21 +105,28 @@ class KnownReturn:
         )
 
 
-class ClairvoyantScheduler(RetainingScheduler):
-    """Our scheduler with an oracle in place of its ordering and its retention policy."""
+@dataclass(kw_only=True, slots=True)
+class LeastRemaining:
+    """Order by the work that is truly left."""
 
-    def __init__(self, *args: Any, oracle: Oracle, step_time: StepTimeModel, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._oracle = oracle
-        self._controller._policy = KnownReturn(
-            oracle=oracle, step_time=step_time, chunk_tokens=self.max_num_scheduled_tokens
-        )
+    oracle: Oracle
+    reorders: bool = True
+    has_lanes: bool = False
 
-    def _put_in_order(self, now_s: float) -> None:
-        if not self._controller.is_order_stale:
-            return
-        self._controller.is_order_stale = False
-        waiting = sorted(self.waiting, key=lambda request: self._oracle.remaining_s(request.request_id))
-        self.waiting.clear()
-        self.waiting.extend(waiting)
-        self.running.sort(key=lambda request: self._oracle.remaining_s(request.request_id))
+    def waiting_key(self, turn: OrderedTurn) -> tuple[float, ...]:
+        return (self.oracle.remaining_s(turn.turn_id),)
+
+    def running_key(self, turn: OrderedTurn) -> tuple[float, ...]:
+        return (self.oracle.remaining_s(turn.turn_id),)
+
+
+def clairvoyant_policies(
+    settings: SchedulingSettings, estimates: Estimates, *, oracle: Oracle, step_time: StepTimeModel, chunk_tokens: int
+) -> Policies:
+    """The oracle in place of everything that guesses."""
+    return Policies(
+        retention=KnownReturn(oracle=oracle, step_time=step_time, chunk_tokens=chunk_tokens),
+        reclaiming=LatestArrival(),
+        ordering=LeastRemaining(oracle=oracle),
+        admission=NoAdmission(),
+    )

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from agent_program.errors import InvalidRequest
 from benchmarks.replay.alone import alone_s, saturation_rate_per_s
-from benchmarks.replay.clairvoyant import ClairvoyantScheduler, Oracle, OracleCalls
+from benchmarks.replay.clairvoyant import Oracle, OracleCalls, clairvoyant_policies
 from benchmarks.replay.clock import VirtualClock
 from benchmarks.replay.control import NoControl, UtilityCalls
 from benchmarks.replay.hardware import Deployment, gpu, model
@@ -211,7 +211,10 @@ def _replica(cell: Cell, times: StepTimeModel, clock: VirtualClock, workload: Wo
     oracle = None
     if policy.name == CLAIRVOYANT:
         oracle = Oracle(workload.programs, times, cell.shape.max_batched_tokens)
-        make = partial(ClairvoyantScheduler, clock=clock, oracle=oracle, step_time=times)
+        policies = partial(
+            clairvoyant_policies, oracle=oracle, step_time=times, chunk_tokens=cell.shape.max_batched_tokens
+        )
+        make = partial(make_scheduler, clock=clock, policies=policies)
     engine = ReplayEngine(
         deployment=cell.deployment,
         shape=cell.shape,

@@ -18,13 +18,16 @@ from agent_program.errors import InvalidRequest
 from agent_program.ids import ProgramId, ToolKey
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from agent_program.turn import TurnHints
+from engine_replicas.admission import idle_weight
 from engine_replicas.config import SchedulingSettings
+from engine_replicas.declared_work import DeclaredWork
 from engine_replicas.retention import report
 from engine_replicas.retention.events import Armed, ArmReason, Changes, FinishedTurn, NoLease, TurnEnding
 from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseState
-from engine_replicas.retention.ledger import Ledger, RetentionCaps
+from engine_replicas.retention.ledger import Cap, Ledger, RetentionCaps
 from engine_replicas.retention.policy import EndedTurn, Estimates, RetentionDecision, RetentionPolicy
-from engine_replicas.retention.programs import Branch, LiveTurn, Program, ProgramTable, ToolWait
+from engine_replicas.retention.programs import Branch, LiveTurn, Program, ProgramTable, Standing, ToolWait
+from engine_replicas.retention.reclaim import LatestArrival, Reclaiming, WaitingNeed, hazard_per_s
 from engine_replicas.retention.waits import WaitCounter
 
 
@@ -38,6 +41,7 @@ class RetentionController:
         policy: RetentionPolicy,
         estimates: Estimates,
         blocks_total: int,
+        reclaiming: Reclaiming | None = None,
         is_caching: bool = True,
     ) -> None:
         """Start with no program.
@@ -47,18 +51,24 @@ class RetentionController:
             policy: how long KV is worth keeping.
             estimates: what the policy looks at; fed from here.
             blocks_total: KV blocks that the caps are shares of.
+            reclaiming: whose lease gives way where memory is short; the paper's rule by default.
             is_caching: whether the engine finds KV again by its content; without that nothing is worth retaining.
         """
         self._settings = settings
         self._policy = policy
         self._estimates = estimates
+        self._reclaiming = reclaiming or LatestArrival()
         self._is_caching = is_caching
+        self._work = DeclaredWork()
         self._waits = WaitCounter(estimates.tools)
         self._programs = ProgramTable(programs_max=settings.programs_max, idle_max_s=settings.program_idle_max_s)
         self._turns: dict[str, LiveTurn] = {}
+        # What can be outbid at any time need not be kept from holding everything.
+        fraction_max = 1.0 if self._reclaiming.is_priced else settings.retained_fraction_max
+        self._ttl_max_s = settings.priced_ttl_max_s if self._reclaiming.is_priced else settings.ttl_max_s
         self._ledger = Ledger(
             RetentionCaps(
-                blocks_max=int(settings.retained_fraction_max * blocks_total),
+                blocks_max=int(fraction_max * blocks_total),
                 tenant_blocks_max=int(settings.tenant_retained_fraction_max * blocks_total),
                 program_blocks_max=int(settings.program_retained_fraction_max * blocks_total),
                 queued_turn_hold_max_s=settings.queued_turn_hold_max_s,
@@ -86,6 +96,8 @@ class RetentionController:
             self._waits.next_turn_arrived(branch, hints, now_s)
         program.live_turns += 1
         program.tools = ToolWait()
+        if hints.remaining_turns is not None:
+            program.declared_turns = program.turns_finished + 1 + hints.remaining_turns
         self._turns[turn_id] = LiveTurn(
             program=program,
             hints=hints,
@@ -103,7 +115,7 @@ class RetentionController:
         turn = self._turns.get(turn_id)
         if turn is None or turn.is_scheduled:
             return ()
-        turn.is_scheduled = True
+        turn.is_scheduled, turn.scheduled_s = True, now_s
         end = self._ledger.turn_scheduled(turn.key, turn.lease_id)
         if turn.context_tokens is not None:
             waited_s = now_s - turn.arrived_s
@@ -129,7 +141,10 @@ class RetentionController:
             return Changes()
         program = turn.program
         program.live_turns -= 1
-        if not turn.is_scheduled:
+        if turn.is_scheduled:
+            program.attained_s += now_s - turn.scheduled_s
+            self._work.turn_ran(now_s - turn.scheduled_s)
+        else:
             self._ledger.turn_abandoned(turn.key, turn.lease_id)
         is_ended = turn.is_armed_early or finished.ending is TurnEnding.ENDED
         if program.is_over or not (is_ended or finished.ending is TurnEnding.MAYBE_ENDED):
@@ -142,7 +157,7 @@ class RetentionController:
         if turn.is_last:
             return Changes(ended=self._end_program(program, LeaseEndReason.LAST_TURN, now_s))
         is_tool_open = self._policy.depends_on_tool and tool is None and not turn.is_armed_early
-        ended_turn = EndedTurn(tool=tool, context_tokens=finished.context_tokens)
+        ended_turn = EndedTurn(tool=tool, context_tokens=finished.context_tokens, other_tokens=finished.other_tokens)
         decision = None if is_tool_open else self._policy.decide(ended_turn)
         is_sure = is_ended and decision is not None
         return self._retain(
@@ -162,7 +177,7 @@ class RetentionController:
         ttl_s = self._settings.provisional_ttl_s if decision is None else decision.ttl_s
         if state is LeaseState.PROVISIONAL:
             ttl_s = min(ttl_s, self._settings.provisional_ttl_s)
-        ttl_s = min(ttl_s, self._settings.ttl_max_s)
+        ttl_s = min(ttl_s, self._ttl_max_s)
         why_not = self._why_not(ttl_s)
         lease = None
         if why_not is not None:
@@ -170,6 +185,7 @@ class RetentionController:
             ended: tuple[LeaseEnd, ...] = (older,) if older is not None else ()
         else:
             held = finished.collect()
+            outbid = self._make_room(turn, held.blocks, now_s) if self._reclaiming.is_priced else ()
             lease, ended = self._ledger.open(
                 key=turn.key,
                 tenant_id=turn.program.tenant_id,
@@ -180,9 +196,11 @@ class RetentionController:
                 ttl_s=ttl_s,
                 state=state,
                 tool=tool,
+                other_tokens=finished.other_tokens,
             )
             if lease is None:
                 why_not = NoLease.OVER_CAP if held.blocks else NoLease.NOTHING_TO_RETAIN
+            ended += outbid
         self._note_all(ended, now_s)
         if why_not is not None:
             self._not_retained[why_not] += 1
@@ -193,6 +211,24 @@ class RetentionController:
         outcome |= {"context_tokens": finished.context_tokens, **report.decision_inputs(decision)}
         turn.program.decided("turn_finished", now_s, **outcome)
         return Changes(begun=lease, ended=ended)
+
+    def _make_room(self, turn: LiveTurn, blocks: frozenset[int], now_s: float) -> tuple[LeaseEnd, ...]:
+        """End the cheapest leases under each cap that a new one would exceed; what has just ended is worth most."""
+        ended: list[LeaseEnd] = []
+        tenant_id, program_id = turn.program.tenant_id, turn.key.program_id
+        while (cap := self._ledger.exceeded_cap(program_id, tenant_id, self._ledger.not_held(blocks))) is not None:
+            if cap is Cap.PROGRAM:
+                under = self._ledger.of_program(program_id)
+            else:
+                under = tuple(
+                    lease for lease in self._ledger.leases() if cap is Cap.ALL or lease.tenant_id == tenant_id
+                )
+            victim = self._reclaiming.victim(under, spare=None, now_s=now_s)
+            end = self._ledger.reclaim(victim, LeaseEndReason.OVER_CAP) if victim is not None else None
+            if end is None:
+                break
+            ended.append(end)
+        return tuple(ended)
 
     def _why_not(self, ttl_s: float) -> NoLease | None:
         if not self._is_caching:
@@ -220,8 +256,10 @@ class RetentionController:
             tool = known.tool = tool or known.tool
         if lease is None:
             return Armed(reason=ArmReason.NO_LEASE)
-        decision = self._policy.decide(EndedTurn(tool=tool, context_tokens=lease.tokens))
-        ttl_s = min(decision.ttl_s, self._settings.ttl_max_s)
+        decision = self._policy.decide(
+            EndedTurn(tool=tool, context_tokens=lease.tokens, other_tokens=lease.other_tokens)
+        )
+        ttl_s = min(decision.ttl_s, self._ttl_max_s)
         program.decided("armed", now_s, tool=tool, ttl_s=ttl_s, **report.decision_inputs(decision))
         if ttl_s <= 0:
             ended = self._note(self._ledger.release(key, LeaseEndReason.NOT_WORTH_IT), now_s)
@@ -270,6 +308,7 @@ class RetentionController:
         elif self._waits.tool_finished(program, tool, elapsed_s, outcome):
             for lease in self._ledger.of_program(program_id):
                 self._extend(lease, now_s + self._settings.expected_turn_hold_s)
+                self._ledger.expect(lease.key, now_s)
             program.decided("tools_finished", now_s, tool=tool, elapsed_s=elapsed_s)
 
     def release_program(self, program_id: ProgramId, now_s: float) -> tuple[LeaseEnd, ...]:
@@ -291,8 +330,18 @@ class RetentionController:
 
     def reclaim(self, turn_id: str, reason: LeaseEndReason, now_s: float) -> tuple[LeaseEnd, ...]:
         """Take one lease for the turn that needs memory; empty where none is left."""
+        victim = self._reclaiming.victim(self._ledger.live(), spare=self._key_of(turn_id), now_s=now_s)
+        return self._note(self._ledger.reclaim(victim, reason), now_s) if victim is not None else ()
+
+    def outbid(self, turn_id: str, need: WaitingNeed, now_s: float) -> tuple[LeaseEnd, ...]:
+        """Take the leases that are worth less than what a waiting turn brings; empty where they are worth more."""
+        taken = self._reclaiming.worth_taking(self._ledger.live(), need, spare=self._key_of(turn_id), now_s=now_s)
+        ends = [self._ledger.reclaim(lease, LeaseEndReason.OUTBID) for lease in taken]
+        return self._note_all(tuple(end for end in ends if end is not None), now_s)
+
+    def _key_of(self, turn_id: str) -> BranchKey | None:
         turn = self._turns.get(turn_id)
-        return self._note(self._ledger.reclaim(reason, spare=turn.key if turn is not None else None), now_s)
+        return turn.key if turn is not None else None
 
     def release_all(self, reason: LeaseEndReason, now_s: float) -> tuple[LeaseEnd, ...]:
         """The cache goes away."""
@@ -315,18 +364,39 @@ class RetentionController:
         """Whether anything is retained."""
         return len(self._ledger) > 0
 
-    def program_arrival_s(self, turn_id: str) -> float | None:
-        """When the turn's program was first seen; None for a turn without one."""
-        turn = self._turns.get(turn_id)
-        return turn.program.arrived_s if turn is not None else None
+    @property
+    def has_prices(self) -> bool:
+        """Whether waiting turns may outbid leases."""
+        return self._reclaiming.is_priced
 
-    def is_retained(self, turn_id: str) -> bool:
-        """Whether the turn waits and a lease holds its branch's KV for it."""
+    def standing(self, turn_id: str) -> Standing | None:
+        """What an order may look at; None for a turn without a program."""
         turn = self._turns.get(turn_id)
-        if turn is None or turn.is_scheduled:
+        if turn is None:
+            return None
+        program = turn.program
+        return Standing(
+            program_arrival_s=program.arrived_s,
+            is_first_turn=not program.turns_finished,
+            is_retained=self._is_retained(turn),
+            attained_s=program.attained_s,
+            remaining_s=self._work.remaining_s(
+                program.tenant_id,
+                declared_turns=program.declared_turns,
+                turns_done=program.turns_finished,
+                attained_s=program.attained_s,
+            ),
+        )
+
+    def _is_retained(self, turn: LiveTurn) -> bool:
+        if turn.is_scheduled:
             return False
         lease = self._ledger.get(turn.key)
         return lease is not None and lease.lease_id == turn.lease_id
+
+    def idle_tokens(self, now_s: float) -> float:
+        """Context tokens of paused programs, each weighted with how likely it is to be back soon."""
+        return sum(lease.tokens * idle_weight(hazard_per_s(lease, now_s)) for lease in self._ledger.live())
 
     def explain(self, program_id: ProgramId, now_s: float) -> dict[str, Any]:
         """The program's leases and last decisions with their inputs, plain values only."""
@@ -358,11 +428,15 @@ class RetentionController:
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _extend(self, lease: Lease, deadline_s: float) -> None:
-        self._ledger.extend(lease.key, deadline_s, ttl_max_s=self._settings.ttl_max_s)
+        self._ledger.extend(lease.key, deadline_s, ttl_max_s=self._ttl_max_s)
 
     def _end_program(self, program: Program, reason: LeaseEndReason, now_s: float) -> tuple[LeaseEnd, ...]:
         ended = self._note_all(self._ledger.release_program(program.program_id, reason), now_s)
         self._programs.end(program)
+        if program.declared_turns is not None:
+            self._work.program_ended(
+                program.tenant_id, declared_turns=program.declared_turns, turns=program.turns_finished
+            )
         self._estimates.eta.program_finished(program.turns_finished)
         return ended
 

@@ -41,6 +41,8 @@ class FinishedTurn:
     context_tokens: int
     #: Names its blocks; costs time in proportion to them, so it is called only if they are worth retaining.
     collect: Callable[[], HeldKv]
+    #: Tokens that the other turns hold which run.
+    other_tokens: int = 0
 
 
 class NoLease(StrEnum):

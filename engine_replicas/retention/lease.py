@@ -62,6 +62,10 @@ class LeaseEndReason(StrEnum):
     RUNNING_TURN_NEEDS_BLOCKS = "running_turn_needs_blocks"
     #: Nothing ran, and the turn at the head of the queue did not fit.
     NOTHING_RUNS = "nothing_runs"
+    #: A waiting turn brings more than what it was worth.
+    OUTBID = "outbid"
+    #: A cap left no room for a newer lease that is worth more.
+    OVER_CAP = "over_cap"
     LAST_TURN = "last_turn"
     #: The policy finds that retaining costs more than it brings.
     NOT_WORTH_IT = "not_worth_it"
@@ -84,6 +88,8 @@ _OUTCOMES = {
     _R.QUEUED_TOO_LONG: LeaseOutcome.EXPIRED,
     _R.RUNNING_TURN_NEEDS_BLOCKS: LeaseOutcome.RECLAIMED,
     _R.NOTHING_RUNS: LeaseOutcome.RECLAIMED,
+    _R.OUTBID: LeaseOutcome.RECLAIMED,
+    _R.OVER_CAP: LeaseOutcome.RECLAIMED,
     _R.LAST_TURN: LeaseOutcome.RELEASED,
     _R.NOT_WORTH_IT: LeaseOutcome.RELEASED,
     _R.PROGRAM_OVER: LeaseOutcome.RELEASED,
@@ -109,6 +115,8 @@ class Lease:
     tokens: int
     #: When the turn ended.
     started_s: float
+    #: Since when the program is expected back: the turn's end, or the end of its tool, where that is known exactly.
+    away_since_s: float
     #: Seconds granted from the end of the turn.
     ttl_s: float
     #: When the lease may be collected, unless its next turn waits in the queue.
@@ -120,6 +128,8 @@ class Lease:
     queued_turns: int = 0
     #: When the first of them arrived; None where none waits.
     queued_since_s: float | None = None
+    #: Tokens that the other turns held which ran when this one ended.
+    other_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
 
 from agent_program.ids import ProgramId, TenantId, ToolKey
 from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseState
+
+
+class Cap(Enum):
+    """Whose leases a cap counts."""
+
+    PROGRAM = auto()
+    TENANT = auto()
+    ALL = auto()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +77,10 @@ class Ledger:
         """The branch's live lease."""
         return self._leases.get(key)
 
+    def live(self) -> Collection[Lease]:
+        """Every live lease, oldest first; a view, not to be kept while leases begin or end."""
+        return self._leases.values()
+
     def leases(self) -> tuple[Lease, ...]:
         """Every live lease, oldest first."""
         return tuple(self._leases.values())
@@ -75,6 +88,18 @@ class Ledger:
     def of_program(self, program_id: ProgramId) -> tuple[Lease, ...]:
         """The program's live leases, one per branch."""
         return tuple(lease for lease in self._leases.values() if lease.key.program_id == program_id)
+
+    def exceeded_cap(self, program_id: ProgramId, tenant_id: TenantId, blocks: int) -> Cap | None:
+        """The first cap that `blocks` more would exceed, the narrowest first."""
+        if self._program_blocks[program_id] + blocks > self._caps.program_blocks_max:
+            return Cap.PROGRAM
+        if self._tenant_blocks[tenant_id] + blocks > self._caps.tenant_blocks_max:
+            return Cap.TENANT
+        return Cap.ALL if self.blocks_held + blocks > self._caps.blocks_max else None
+
+    def not_held(self, blocks: frozenset[int]) -> int:
+        """How many of `blocks` no lease holds: what a lease on them would be charged."""
+        return len(blocks - self._held)
 
     # --- a lease begins and is armed -------------------------------------------------------------------------------
 
@@ -90,6 +115,7 @@ class Ledger:
         ttl_s: float,
         state: LeaseState,
         tool: ToolKey | None = None,
+        other_tokens: int = 0,
     ) -> tuple[Lease | None, tuple[LeaseEnd, ...]]:
         """Begin a lease at the end of a turn.
 
@@ -99,12 +125,7 @@ class Ledger:
         ended = self._end_key(key, LeaseEndReason.SUPERSEDED)
         held = frozenset(blocks)
         charge = len(held - self._held)
-        fits = (
-            self.blocks_held + charge <= self._caps.blocks_max
-            and self._tenant_blocks[tenant_id] + charge <= self._caps.tenant_blocks_max
-            and self._program_blocks[key.program_id] + charge <= self._caps.program_blocks_max
-        )
-        if not held or not fits:
+        if not held or self.exceeded_cap(key.program_id, tenant_id, charge) is not None:
             return None, ended
         lease = Lease(
             lease_id=self._next_id,
@@ -114,10 +135,12 @@ class Ledger:
             blocks=held,
             tokens=tokens,
             started_s=now_s,
+            away_since_s=now_s,
             ttl_s=ttl_s,
             deadline_s=now_s + ttl_s,
             state=state,
             tool=tool,
+            other_tokens=other_tokens,
         )
         self._next_id += 1
         self._put(lease)
@@ -136,6 +159,11 @@ class Ledger:
             return None
         deadline_s = lease.started_s + ttl_s
         return self._put(replace(lease, state=LeaseState.ARMED, ttl_s=ttl_s, deadline_s=deadline_s, tool=tool))
+
+    def expect(self, key: BranchKey, now_s: float) -> Lease | None:
+        """The branch's next turn is due from now on. None where it has no lease."""
+        lease = self._leases.get(key)
+        return self._put(replace(lease, away_since_s=now_s)) if lease is not None else None
 
     def extend(self, key: BranchKey, deadline_s: float, *, ttl_max_s: float) -> Lease | None:
         """Move the deadline to `deadline_s` if that is later, but never beyond `ttl_max_s` from the end of the turn. None
@@ -181,19 +209,9 @@ class Ledger:
         self._no_lapse_before_s = min(map(self._lapses_s, self._leases.values()), default=math.inf)
         return ended
 
-    def reclaim(self, reason: LeaseEndReason, *, spare: BranchKey | None = None) -> LeaseEnd | None:
-        """Take one lease away for somebody who needs memory; None where none is left.
-
-        First those whose next turn is not queued, then the program that arrived last (the paper's victim). The lease of
-        `spare`, the branch that asks, is taken only when it is the last one.
-        """
-        if not self._leases:
-            return None
-        victim = max(
-            self._leases.values(),
-            key=lambda lease: (lease.key != spare, lease.queued_turns == 0, lease.program_arrival_s, lease.lease_id),
-        )
-        return self._end(victim, reason)
+    def reclaim(self, lease: Lease, reason: LeaseEndReason) -> LeaseEnd | None:
+        """Take a lease away for somebody who needs its memory; None where it has ended already."""
+        return self._end(lease, reason) if self._same(lease.key, lease.lease_id) is not None else None
 
     def release(self, key: BranchKey, reason: LeaseEndReason) -> LeaseEnd | None:
         """End the branch's lease."""

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from agent_program.ids import ToolKey
+from engine_replicas.retention.decode_cost import DecodeCost
 from engine_replicas.retention.eta import ETA_PRIOR, EtaEstimator
 from engine_replicas.retention.prefill_cost import PrefillCost
 from engine_replicas.retention.queueing_delay import QueueingDelay
@@ -26,6 +27,12 @@ class DecisionReason(StrEnum):
     STATIC = "static"
     #: Too few durations are known: the paper's T_default.
     COLD_START = "cold_start"
+    #: Preserving wastes less than computing again, for a while.
+    LEAST_WASTE = "least_waste"
+    #: Kept until somebody brings more than it is worth.
+    PRICED = "priced"
+    #: Nobody offers a price: loading the KV from a tier below costs next to nothing.
+    RELOAD_IS_CHEAP = "reload_is_cheap"
     #: The durations of all tools; too few of this one are known.
     GLOBAL_HISTORY = "global_history"
     TOOL_HISTORY = "tool_history"
@@ -39,6 +46,8 @@ class EndedTurn:
     tool: ToolKey | None
     #: Tokens whose KV exists.
     context_tokens: int
+    #: Tokens that the other turns hold which run now.
+    other_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +111,7 @@ class Estimates:
     queueing_delay: QueueingDelay
     eta: EtaEstimator
     prefill: PrefillCost
+    decode: DecodeCost
 
 
 class Continuum:
@@ -150,3 +160,52 @@ class Continuum:
             return_probability=best.return_probability,
             samples=durations.count,
         )
+
+
+class InferCept:
+    """Preserve, discard or swap, whichever wastes least memory over time (InferCept, section 4).
+
+    For a context of C tokens whose tool takes t, with C_other tokens of others in the batch and F(C) seconds to compute it:
+
+        waste of preserving    t · C                        it lies there unused
+        waste of discarding    F(C) · C + F(C) · C_other    its own memory and everybody else's, while it is computed again
+
+    so preserving pays while t < F(C) · (C + C_other) / C. The tool's time is its mean where it has been seen; a tool that is
+    expected to take longer is discarded at once, and one that turns out to take longer when the bound is reached. Swapping is
+    discarding with a tier below that has a copy, where F is the time of loading it.
+    """
+
+    depends_on_tool = True
+
+    def __init__(self, estimates: Estimates) -> None:
+        self._estimates = estimates
+
+    def decide(self, turn: EndedTurn) -> RetentionDecision:
+        reload_s = self._estimates.prefill.reload_s(turn.context_tokens)
+        tokens = max(1, turn.context_tokens)
+        bound_s = reload_s * (tokens + turn.other_tokens) / tokens
+        of_tool = self._estimates.tools.of_tool(turn.tool)
+        is_too_long = of_tool.count > 0 and of_tool.mean_s > bound_s
+        return RetentionDecision(
+            ttl_s=0.0 if is_too_long else bound_s,
+            reason=DecisionReason.LEAST_WASTE,
+            benefit_s=bound_s,
+            prefill_reload_s=reload_s,
+            samples=of_tool.count,
+        )
+
+
+class Adaptive:
+    """Keep everything, for as long as nobody brings more than it is worth; `reclaim.CheapestFirst` is the auction.
+
+    No timer frees memory that nobody asks for, and no tool history is needed for the price of a lease, which falls by itself
+    with the time that the program has been away.
+    """
+
+    depends_on_tool = False
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+
+    def decide(self, turn: EndedTurn) -> RetentionDecision:
+        return RetentionDecision(ttl_s=self._ttl_s, reason=DecisionReason.PRICED)

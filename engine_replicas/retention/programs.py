@@ -53,6 +53,10 @@ class Program:
     arrived_s: float
     active_s: float
     turns_finished: int = 0
+    #: Seconds for which its turns have run, their time in the queue apart.
+    attained_s: float = 0.0
+    #: Turns that it declared to take in all, as last heard; None where it declares nothing.
+    declared_turns: int | None = None
     #: Turns queued or running now.
     live_turns: int = 0
     #: It has ended; turns that are still live leave nothing behind.
@@ -96,6 +100,8 @@ class LiveTurn:
     #: The front end looks for strings in its output, and ends it when it finds one.
     has_stop_strings: bool
     is_scheduled: bool = False
+    #: When it got its first blocks.
+    scheduled_s: float = 0.0
     #: The tool of an arm request that came before the turn's end was seen here.
     early_tool: ToolKey | None = None
     is_armed_early: bool = False
@@ -158,3 +164,18 @@ class ProgramTable:
         for program in forgotten:
             self.end(program)
         return tuple(forgotten)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What an order of turns may look at, of one turn in the engine."""
+
+    program_arrival_s: float
+    #: The program has not finished a turn yet.
+    is_first_turn: bool
+    #: It waits, and a lease holds its branch's KV for it.
+    is_retained: bool
+    #: Seconds for which the program's turns have run.
+    attained_s: float
+    #: Seconds for which they are expected to run from now on.
+    remaining_s: float

@@ -35,6 +35,12 @@ class Durations:
     unreturned: float = 0.0
     count: int = 0
 
+    @property
+    def mean_s(self) -> float:
+        """Mean of the calls that returned; 0 without any."""
+        weight = sum(weight for _, weight in self.pairs)
+        return sum(seconds * weight for seconds, weight in self.pairs) / weight if weight else 0.0
+
 
 class SortedWindow:
     """The newest `size` values, kept in ascending order."""

@@ -184,7 +184,7 @@ class CountingOrder(ProgramFcfs):
 
 def test_16_a_queue_in_which_nothing_changed_is_not_sorted_again(engine: Build) -> None:
     crowded: Any = engine(preset="continuum", pool={"blocks": 200, "max_num_seqs": 1})
-    crowded.scheduler._ordering = order = CountingOrder()
+    crowded.scheduler._queue._ordering = order = CountingOrder()
     for index in range(50):
         crowded.submit(f"t{index}", prompt(index, 32), program=f"p{index}", output_tokens=100)
     for _ in range(60):

@@ -26,6 +26,17 @@ POLICIES: dict[str, dict[str, Any]] = {
         "tenant_retained_fraction_max": 1.0,
         "program_retained_fraction_max": 1.0,
     },
+    "autellix": {"preset": "autellix"},
+    "infercept": {"preset": "infercept"},
+    "adaptive": {"preset": "adaptive"},
+    "adaptive_and_tight": {
+        "preset": "adaptive",
+        "tenant_retained_fraction_max": 0.5,
+        "program_retained_fraction_max": 0.3,
+        "admission_fraction": 0.4,
+        "admission_wait_max_s": 5.0,
+        "lane_fraction": 0.0,
+    },
     "retained_but_fcfs": {"retention": "static_ttl", "ttl_s": 2.0, "ordering": "fcfs"},
 }
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from agent_program.ids import ProgramId, TenantId, ToolKey
 from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseOutcome, LeaseState
 from engine_replicas.retention.ledger import Ledger, RetentionCaps
+from engine_replicas.retention.reclaim import LatestArrival
 
 KEYS = st.builds(BranchKey, st.sampled_from("abcd").map(ProgramId), st.sampled_from("01"))
 # Runs of blocks from a small pool, so that leases overlap and caps bind.
@@ -123,7 +124,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(spare=st.none() | KEYS)
     def memory_is_short(self, spare: BranchKey | None) -> None:
         before = len(self.ledger)
-        end = self.ledger.reclaim(LeaseEndReason.NOTHING_RUNS, spare=spare)
+        victim = LatestArrival().victim(self.ledger.live(), spare=spare, now_s=self.now_s)
+        end = self.ledger.reclaim(victim, LeaseEndReason.NOTHING_RUNS) if victim is not None else None
         self._ended(end)
         assert (end is None) == (before == 0)
         assert end is None or end.lease.key != spare or before == 1

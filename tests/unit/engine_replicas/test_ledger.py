@@ -6,7 +6,7 @@ import pytest
 
 from agent_program.ids import ProgramId, TenantId, ToolKey
 from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseOutcome, LeaseState
-from engine_replicas.retention.ledger import Ledger, RetentionCaps
+from engine_replicas.retention.ledger import Cap, Ledger, RetentionCaps
 
 ALICE, BOB = BranchKey(ProgramId("alice"), "0"), BranchKey(ProgramId("bob"), "0")
 TENANT = TenantId("default")
@@ -230,31 +230,28 @@ def test_abandoning_is_counted_by_turn() -> None:
 # --- reclaimed ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_program_that_arrived_last_gives_up_its_lease_first() -> None:
+def test_a_lease_can_be_taken_away_at_any_time_once() -> None:
     books = ledger()
-    opened(books, ALICE, range(5), arrival_s=1.0)
-    opened(books, BOB, range(5, 10), arrival_s=2.0)
-    end = books.reclaim(LeaseEndReason.NOTHING_RUNS)
+    lease, _ = opened(books, ALICE, range(5))
+    assert lease is not None
+    books.turn_arrived(ALICE, now_s=1.0)
+    end = books.reclaim(lease, LeaseEndReason.NOTHING_RUNS)
     assert end is not None
-    assert end.lease.key == BOB
+    assert (end.lease.key, books.blocks_held) == (ALICE, 0)
+    assert books.reclaim(lease, LeaseEndReason.NOTHING_RUNS) is None
 
 
-def test_one_whose_next_turn_is_queued_goes_after_one_whose_is_not() -> None:
-    books = ledger()
-    opened(books, ALICE, range(5), arrival_s=1.0)
-    opened(books, BOB, range(5, 10), arrival_s=2.0)
-    books.turn_arrived(BOB, now_s=3.0)
-    end = books.reclaim(LeaseEndReason.NOTHING_RUNS)
-    assert end is not None
-    assert end.lease.key == ALICE
-
-
-def test_the_one_who_asks_loses_its_own_lease_last_but_does_lose_it() -> None:
-    books = ledger()
-    opened(books, ALICE, range(5), arrival_s=1.0)
-    opened(books, BOB, range(5, 10), arrival_s=2.0)
-    victims = [books.reclaim(LeaseEndReason.NOTHING_RUNS, spare=BOB) for _ in range(3)]
-    assert [end and end.lease.key for end in victims] == [ALICE, BOB, None]
+def test_the_narrowest_cap_that_would_be_exceeded_is_named() -> None:
+    books = ledger(blocks=30, tenant=20, program=10)
+    opened(books, ALICE, range(8))
+    assert books.exceeded_cap(ALICE.program_id, TENANT, 2) is None
+    assert books.exceeded_cap(ALICE.program_id, TENANT, 3) is Cap.PROGRAM
+    assert books.exceeded_cap(BOB.program_id, TENANT, 13) is Cap.PROGRAM
+    opened(books, BOB, range(8, 18))
+    assert books.exceeded_cap(ProgramId("carol"), TENANT, 3) is Cap.TENANT
+    assert books.exceeded_cap(ProgramId("carol"), TenantId("other"), 10) is None
+    opened(books, BranchKey(ProgramId("carol"), "0"), range(18, 27), tenant=TenantId("other"))
+    assert books.exceeded_cap(ProgramId("dave"), TenantId("third"), 4) is Cap.ALL
 
 
 # --- released ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from agent_program.tool_events import ToolEventKind, ToolOutcome
 from agent_program.turn import TurnHints
 from engine_replicas.config import SchedulingSettings
 from engine_replicas.retention.controller import RetentionController
+from engine_replicas.retention.decode_cost import DecodeCost
 from engine_replicas.retention.eta import EtaEstimator
 from engine_replicas.retention.events import Armed, Changes, FinishedTurn, HeldKv, TurnEnding
 from engine_replicas.retention.lease import LeaseEndReason, LeaseState
@@ -54,6 +55,7 @@ class Engine:
             queueing_delay=QueueingDelay(window=10),
             eta=EtaEstimator(window=100, programs_min=2),
             prefill=PrefillCost(chunk_tokens_max=512),
+            decode=DecodeCost(),
         )
         self.controller = RetentionController(
             settings=SchedulingSettings(**settings),

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from agent_program.ids import ToolKey
+from engine_replicas.retention.decode_cost import DecodeCost
 from engine_replicas.retention.eta import EtaEstimator
 from engine_replicas.retention.policy import (
     Continuum,
@@ -28,6 +29,7 @@ def estimates(*, delay_s: float = 0.0, reload_s_per_1k: float = 0.0, lengths: tu
         queueing_delay=QueueingDelay(window=10),
         eta=EtaEstimator(window=100, programs_min=2),
         prefill=PrefillCost(chunk_tokens_max=1_000_000),
+        decode=DecodeCost(),
     )
     if delay_s:
         known.queueing_delay.evicted_turn_waited(delay_s)
