@@ -22,16 +22,19 @@ from engine_replicas.retention.policy import (
 from engine_replicas.retention.prefill_cost import PrefillCost
 from engine_replicas.retention.queueing_delay import QueueingDelay
 from engine_replicas.retention.reclaim import CheapestFirst, LatestArrival, Reclaiming
+from engine_replicas.retention.reload_cost import ReloadCost
 from engine_replicas.retention.tool_latency import ToolLatencyView
 
 
 def new_estimates(settings: SchedulingSettings, *, step_tokens_max: int) -> Estimates:
     """Estimators that know nothing yet; an engine computes at most `step_tokens_max` tokens a step."""
+    prefill = PrefillCost(chunk_tokens_max=step_tokens_max)
     return Estimates(
         tools=ToolLatencyView(window=settings.duration_window, tools_max=settings.tools_max),
         queueing_delay=QueueingDelay(window=settings.queueing_delay_window),
         eta=EtaEstimator(window=settings.program_window, programs_min=settings.eta_programs_min),
-        prefill=PrefillCost(chunk_tokens_max=step_tokens_max),
+        prefill=prefill,
+        reload=ReloadCost(prefill),
         decode=DecodeCost(),
     )
 
@@ -67,12 +70,12 @@ def _retention(settings: SchedulingSettings, estimates: Estimates) -> RetentionP
         case RetentionName.CONTINUUM:
             return Continuum(estimates, k_cold_start=settings.k_cold_start)
         case RetentionName.ADAPTIVE:
-            return Adaptive(settings.priced_ttl_max_s)
+            return Adaptive(estimates, ttl_s=settings.priced_ttl_max_s)
 
 
 def _reclaiming(settings: SchedulingSettings, estimates: Estimates) -> Reclaiming:
     if settings.retention_name is RetentionName.ADAPTIVE:
-        return CheapestFirst(estimates.prefill, estimates.decode)
+        return CheapestFirst(estimates.reload, estimates.decode)
     return LatestArrival()
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -133,6 +133,8 @@ class _Retaining(Scheduler):
             is_caching=self.kv_cache_manager.enable_caching,
         )
         self._held: dict[int, list[KVCacheBlock]] = {}
+        #: Loads from a tier below that are under way: request → (tokens, since when).
+        self._loads: dict[str, tuple[int, float]] = {}
         # Under vLLM's policy `priority` the operator has said who goes first.
         is_ours = isinstance(self.waiting, FCFSRequestQueue)
         self._queue = TurnQueue(
@@ -197,15 +199,20 @@ class _Retaining(Scheduler):
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        step = self._step_timer.finished(scheduler_output, self._clock.now_s())
+        now_s = self._clock.now_s()
+        step = self._step_timer.finished(scheduler_output, now_s)
         if isinstance(step, PrefillStep):
             self._estimates.prefill.step_ran(step)
         elif step is not None:
             self._estimates.decode.step_ran(step.pairs, step.duration_s)
+        transfers = model_runner_output.kv_connector_output
+        if transfers is not None and self._loads:
+            self._loads_done(transfers.finished_recving or (), now_s)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _free_blocks(self, request: Request) -> None:
         self._queue.left(request)
+        self._loads.pop(request.request_id, None)
         if self._controller.has_turns:
             self._turn_finished(request)
         super()._free_blocks(request)
@@ -283,9 +290,21 @@ class _Retaining(Scheduler):
         blocks = self._allocate_stock(request, *args, **kwargs)
         if blocks is None and self._controller.has_leases:
             blocks = self._take_leases(request, lambda: self._allocate_stock(request, *args, **kwargs), kwargs)
-        if blocks is None and request.status != RequestStatus.RUNNING:
+        if blocks is not None and kwargs.get("delay_cache_blocks"):
+            self._load_started(request, kwargs["num_external_computed_tokens"])
+        elif blocks is None and request.status != RequestStatus.RUNNING:
             self._queue.refused(request, self._clock.now_s())
         return blocks
+
+    def _load_started(self, request: Request, tokens: int) -> None:
+        now_s = self._clock.now_s()
+        self._loads[request.request_id] = (tokens, now_s)
+        self._let_go(self._controller.turn_loads(request.request_id, tokens, now_s))
+
+    def _loads_done(self, request_ids: Iterable[str], now_s: float) -> None:
+        for request_id in request_ids:
+            tokens, started_s = self._loads.pop(request_id, (0, now_s))
+            self._estimates.reload.loaded(tokens, now_s - started_s)
 
     def _take_leases(
         self, request: Request, allocate: Callable[[], KVCacheBlocks | None], arguments: dict[str, Any]

@@ -110,17 +110,33 @@ class RetentionController:
         )
         self.is_order_stale = True
 
+    def turn_loads(self, turn_id: str, tokens: int, now_s: float) -> tuple[LeaseEnd, ...]:
+        """A turn got its blocks, and `tokens` of its context are on their way from a tier below. What was on the GPU already
+        it holds itself from now on."""
+        turn = self._turns.get(turn_id)
+        if turn is None or turn.is_scheduled:
+            return ()
+        turn.loaded_tokens += tokens
+        return self._take_over(turn, now_s)
+
+    def _take_over(self, turn: LiveTurn, now_s: float) -> tuple[LeaseEnd, ...]:
+        end = self._ledger.turn_scheduled(turn.key, turn.lease_id)
+        turn.had_lease |= end is not None
+        turn.lease_id = None
+        return self._note(end, now_s)
+
     def turn_scheduled(self, turn_id: str, hit_tokens: int, now_s: float) -> tuple[LeaseEnd, ...]:
         """A turn got its first blocks, `hit_tokens` of its context already computed: it holds them itself from now on."""
         turn = self._turns.get(turn_id)
         if turn is None or turn.is_scheduled:
             return ()
         turn.is_scheduled, turn.scheduled_s = True, now_s
-        end = self._ledger.turn_scheduled(turn.key, turn.lease_id)
+        ended = self._take_over(turn, now_s)
         if turn.context_tokens is not None:
             waited_s = now_s - turn.arrived_s
-            if end is None:
+            if not turn.had_lease:
                 self._estimates.queueing_delay.evicted_turn_waited(waited_s)
+            self._estimates.reload.returned(turn.context_tokens - hit_tokens + turn.loaded_tokens, turn.loaded_tokens)
             reused = min(hit_tokens, turn.context_tokens)
             self._counts["reused_tokens"] += reused
             self._counts["recomputed_tokens"] += turn.context_tokens - reused
@@ -128,11 +144,11 @@ class RetentionController:
                 "turn_scheduled",
                 now_s,
                 waited_s=waited_s,
-                had_lease=end is not None,
+                had_lease=turn.had_lease,
                 context_tokens=turn.context_tokens,
                 reused_tokens=reused,
             )
-        return self._note(end, now_s)
+        return ended
 
     def turn_finished(self, finished: FinishedTurn, now_s: float) -> Changes:
         """A turn left the engine."""

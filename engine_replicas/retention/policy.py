@@ -15,6 +15,7 @@ from engine_replicas.retention.decode_cost import DecodeCost
 from engine_replicas.retention.eta import ETA_PRIOR, EtaEstimator
 from engine_replicas.retention.prefill_cost import PrefillCost
 from engine_replicas.retention.queueing_delay import QueueingDelay
+from engine_replicas.retention.reload_cost import ReloadCost
 from engine_replicas.retention.tool_latency import ToolLatencyView
 from engine_replicas.retention.ttl_argmax import best_ttl, cold_start_ttl
 
@@ -111,6 +112,8 @@ class Estimates:
     queueing_delay: QueueingDelay
     eta: EtaEstimator
     prefill: PrefillCost
+    #: PrefillReload, from the GPU's own prefill and from tiers below it.
+    reload: ReloadCost
     decode: DecodeCost
 
 
@@ -131,7 +134,7 @@ class Continuum:
     def decide(self, turn: EndedTurn) -> RetentionDecision:
         known = self._estimates
         delay_s = known.queueing_delay.mean_s()
-        reload_s = known.prefill.reload_s(turn.context_tokens)
+        reload_s = known.reload.reload_s(turn.context_tokens)
         everything = known.tools.all_tools()
         if everything.count <= self._k:
             benefit_s = delay_s + reload_s
@@ -181,7 +184,7 @@ class InferCept:
         self._estimates = estimates
 
     def decide(self, turn: EndedTurn) -> RetentionDecision:
-        reload_s = self._estimates.prefill.reload_s(turn.context_tokens)
+        reload_s = self._estimates.reload.reload_s(turn.context_tokens)
         tokens = max(1, turn.context_tokens)
         bound_s = reload_s * (tokens + turn.other_tokens) / tokens
         of_tool = self._estimates.tools.of_tool(turn.tool)
@@ -199,13 +202,17 @@ class Adaptive:
     """Keep everything, for as long as nobody brings more than it is worth; `reclaim.CheapestFirst` is the auction.
 
     No timer frees memory that nobody asks for, and no tool history is needed for the price of a lease, which falls by itself
-    with the time that the program has been away.
+    with the time that the program has been away. Where a tier below brings KV back in next to no time, holding it on the GPU
+    buys nothing, and vLLM's own least-recently-used order decides what stays.
     """
 
     depends_on_tool = False
 
-    def __init__(self, ttl_s: float) -> None:
+    def __init__(self, estimates: Estimates, *, ttl_s: float) -> None:
+        self._estimates = estimates
         self._ttl_s = ttl_s
 
     def decide(self, turn: EndedTurn) -> RetentionDecision:
+        if self._estimates.reload.is_cheap(turn.context_tokens):
+            return RetentionDecision(ttl_s=0.0, reason=DecisionReason.RELOAD_IS_CHEAP)
         return RetentionDecision(ttl_s=self._ttl_s, reason=DecisionReason.PRICED)

@@ -102,6 +102,10 @@ class LiveTurn:
     is_scheduled: bool = False
     #: When it got its first blocks.
     scheduled_s: float = 0.0
+    #: A lease held its branch's KV until it took it over.
+    had_lease: bool = False
+    #: Tokens of its context that came from a tier below.
+    loaded_tokens: int = 0
     #: The tool of an arm request that came before the turn's end was seen here.
     early_tool: ToolKey | None = None
     is_armed_early: bool = False

@@ -22,10 +22,11 @@ from typing import Protocol
 
 from engine_replicas.retention.decode_cost import DecodeCost
 from engine_replicas.retention.lease import BranchKey, Lease
-from engine_replicas.retention.prefill_cost import PrefillCost
+from engine_replicas.retention.reload_cost import ReloadCost
 
 #: A tool that has just been started may return at once; below this age the hazard does not grow any more.
 HAZARD_AGE_S_MIN = 0.5
+_RELOAD_S_PER_TOKEN_UNKNOWN = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,14 +81,14 @@ class CheapestFirst:
 
     is_priced = True
 
-    def __init__(self, prefill: PrefillCost, decode: DecodeCost) -> None:
-        self._prefill = prefill
+    def __init__(self, reload: ReloadCost, decode: DecodeCost) -> None:
+        self._reload = reload
         self._decode = decode
 
     def value_rate(self, lease: Lease, now_s: float) -> float:
         """What the lease is worth now, in seconds a second."""
-        # One token counts where nothing is known about prefill yet: then the price is the age alone.
-        reload_s = self._prefill.reload_s(lease.tokens) or 1e-4 * lease.tokens
+        # Before anything is known about prefill, the age alone makes the price.
+        reload_s = self._reload.reload_s(lease.tokens) or _RELOAD_S_PER_TOKEN_UNKNOWN * lease.tokens
         return hazard_per_s(lease, now_s) * reload_s
 
     def victim(self, leases: Iterable[Lease], *, spare: BranchKey | None, now_s: float) -> Lease | None:

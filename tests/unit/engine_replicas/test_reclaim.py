@@ -9,6 +9,7 @@ from engine_replicas.retention.decode_cost import DecodeCost
 from engine_replicas.retention.lease import BranchKey, Lease, LeaseState
 from engine_replicas.retention.prefill_cost import PrefillCost, PrefillStep
 from engine_replicas.retention.reclaim import CheapestFirst, LatestArrival, WaitingNeed, hazard_per_s
+from engine_replicas.retention.reload_cost import ReloadCost
 
 ALICE, BOB, CAROL = (BranchKey(ProgramId(name), "0") for name in ("alice", "bob", "carol"))
 
@@ -57,7 +58,9 @@ def test_one_whose_next_turn_is_queued_goes_after_one_whose_is_not() -> None:
     assert victim.key == ALICE
 
 
-@pytest.mark.parametrize("rule", [LatestArrival(), CheapestFirst(PrefillCost(chunk_tokens_max=512), DecodeCost())])
+@pytest.mark.parametrize(
+    "rule", [LatestArrival(), CheapestFirst(ReloadCost(PrefillCost(chunk_tokens_max=512)), DecodeCost())]
+)
 def test_the_one_who_asks_loses_its_own_lease_last_but_does_lose_it(rule: LatestArrival | CheapestFirst) -> None:
     leases = [lease(ALICE, arrival_s=1.0), lease(BOB, arrival_s=2.0)]
     first = rule.victim(leases, spare=BOB, now_s=5.0)
@@ -80,7 +83,7 @@ def prices() -> CheapestFirst:
     for tokens in range(100, 500, 10):
         prefill.step_ran(PrefillStep(tokens=tokens, pairs=tokens * tokens // 2, duration_s=tokens * 1e-3))
         decode.step_ran(kv_tokens=tokens * 100, duration_s=10e-3 + tokens * 100 * 1e-6)
-    return CheapestFirst(prefill, decode)
+    return CheapestFirst(ReloadCost(prefill), decode)
 
 
 def test_a_lease_is_worth_its_prefill_times_the_chance_of_a_return_which_falls_with_its_age() -> None:

@@ -27,6 +27,7 @@ from engine_replicas.retention.policy import (
 )
 from engine_replicas.retention.prefill_cost import PrefillCost
 from engine_replicas.retention.queueing_delay import QueueingDelay
+from engine_replicas.retention.reload_cost import ReloadCost
 from engine_replicas.retention.tool_latency import ToolLatencyView
 
 A = ProgramId("a")
@@ -54,7 +55,8 @@ class Engine:
             tools=ToolLatencyView(window=100, tools_max=100),
             queueing_delay=QueueingDelay(window=10),
             eta=EtaEstimator(window=100, programs_min=2),
-            prefill=PrefillCost(chunk_tokens_max=512),
+            prefill=(prefill := PrefillCost(chunk_tokens_max=512)),
+            reload=ReloadCost(prefill),
             decode=DecodeCost(),
         )
         self.controller = RetentionController(

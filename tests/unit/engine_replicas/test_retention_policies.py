@@ -17,6 +17,7 @@ from engine_replicas.retention.policy import (
 )
 from engine_replicas.retention.prefill_cost import PrefillCost, PrefillStep
 from engine_replicas.retention.queueing_delay import QueueingDelay
+from engine_replicas.retention.reload_cost import ReloadCost
 from engine_replicas.retention.tool_latency import ToolLatencyView
 
 PYTEST, GIT = ToolKey("pytest"), ToolKey("git")
@@ -28,7 +29,8 @@ def estimates(*, delay_s: float = 0.0, reload_s_per_1k: float = 0.0, lengths: tu
         tools=ToolLatencyView(window=1000, tools_max=100),
         queueing_delay=QueueingDelay(window=10),
         eta=EtaEstimator(window=100, programs_min=2),
-        prefill=PrefillCost(chunk_tokens_max=1_000_000),
+        prefill=(prefill := PrefillCost(chunk_tokens_max=1_000_000)),
+        reload=ReloadCost(prefill),
         decode=DecodeCost(),
     )
     if delay_s:

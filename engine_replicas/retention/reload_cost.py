@@ -1,0 +1,71 @@
+"""PrefillReload where KV may also come back from a tier below the GPU: seconds until a lost context is there again.
+
+Without a tier it is the prefill time (`prefill_cost.py`). With one it is, as in the paper, bytes over the tier's rate; the rate
+is what this engine's own loads took, waiting for the link included, and what the tier no longer has is computed:
+
+    reload_s(n) = found · n · s + prefill_s(n) · (1 − found)
+
+s is the median load time per token over the newest loads, and found the share of the tokens that returning turns missed on the
+GPU and found below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+from engine_replicas.retention.prefill_cost import PrefillCost
+
+#: Reload times below this share of the prefill time make holding KV on the GPU pointless.
+CHEAP_SHARE = 0.25
+_LOADS_MIN = 4
+
+
+class ReloadCost:
+    """What it costs to have a context back."""
+
+    def __init__(self, prefill: PrefillCost, *, window: int = 64) -> None:
+        self._prefill = prefill
+        self._seconds_per_token: deque[float] = deque(maxlen=window)
+        #: (tokens that a turn missed, tokens of them that were loaded)
+        self._returns: deque[tuple[int, int]] = deque(maxlen=window)
+        self._per_token_s: float | None = None
+
+    @property
+    def loads(self) -> int:
+        """Loads in the window."""
+        return len(self._seconds_per_token)
+
+    def loaded(self, tokens: int, seconds: float) -> None:
+        """A load of so many tokens took so long. Impossible values say nothing."""
+        if tokens > 0 and 0 <= seconds < math.inf:
+            self._seconds_per_token.append(seconds / tokens)
+            self._per_token_s = None
+
+    def returned(self, missing_tokens: int, loaded_tokens: int) -> None:
+        """A turn came back, missed so many tokens of its context on the GPU, and had some of them loaded."""
+        if missing_tokens > 0:
+            self._returns.append((missing_tokens, min(loaded_tokens, missing_tokens)))
+
+    @property
+    def found_share(self) -> float:
+        """The share of missed tokens that a tier had; 0 before anything is known."""
+        missing = sum(missed for missed, _ in self._returns)
+        return sum(found for _, found in self._returns) / missing if missing else 0.0
+
+    def reload_s(self, tokens: int) -> float:
+        """PrefillReload of a context; 0 before anything is known."""
+        prefill_s = self._prefill.reload_s(tokens)
+        if self.loads < _LOADS_MIN:
+            return prefill_s
+        if self._per_token_s is None:
+            self._per_token_s = median(self._seconds_per_token)
+        found = self.found_share
+        return found * tokens * self._per_token_s + (1.0 - found) * prefill_s
+
+    def is_cheap(self, tokens: int) -> bool:
+        """Whether a tier brings a context back in next to no time, compared with computing it."""
+        if self.loads < _LOADS_MIN:
+            return False
+        return self.reload_s(tokens) < CHEAP_SHARE * self._prefill.reload_s(tokens)
