@@ -26,15 +26,16 @@ from engine_replicas.retention.reload_cost import ReloadCost
 from engine_replicas.retention.tool_latency import ToolLatencyView
 
 
-def new_estimates(settings: SchedulingSettings, *, step_tokens_max: int) -> Estimates:
-    """Estimators that know nothing yet; an engine computes at most `step_tokens_max` tokens a step."""
+def new_estimates(settings: SchedulingSettings, *, step_tokens_max: int, kv_tokens_total: int) -> Estimates:
+    """Estimators that know nothing yet, for an engine that computes at most `step_tokens_max` tokens a step and holds
+    `kv_tokens_total`."""
     prefill = PrefillCost(chunk_tokens_max=step_tokens_max)
     return Estimates(
         tools=ToolLatencyView(window=settings.duration_window, tools_max=settings.tools_max),
         queueing_delay=QueueingDelay(window=settings.queueing_delay_window),
         eta=EtaEstimator(window=settings.program_window, programs_min=settings.eta_programs_min),
         prefill=prefill,
-        reload=ReloadCost(prefill),
+        reload=ReloadCost(prefill, kv_tokens_total=kv_tokens_total),
         decode=DecodeCost(),
     )
 

@@ -122,7 +122,9 @@ class _Retaining(Scheduler):
         super().__init__(*args, **kwargs)
         settings = _settings(self.vllm_config)
         self._clock = clock or SystemClock()
-        self._estimates = new_estimates(settings, step_tokens_max=self.max_num_scheduled_tokens)
+        self._estimates = new_estimates(
+            settings, step_tokens_max=self.max_num_scheduled_tokens, kv_tokens_total=self._kv_tokens_total
+        )
         deciding = policies(settings, self._estimates)
         self._controller = RetentionController(
             settings=settings,
@@ -143,7 +145,7 @@ class _Retaining(Scheduler):
             ordering=deciding.ordering if is_ours else Fcfs(),
             admission=deciding.admission if is_ours else NoAdmission(),
             settings=settings,
-            kv_tokens_total=self._blocks_total * self.block_size,
+            kv_tokens_total=self._kv_tokens_total,
         )
         self._step_timer = StepTimer(StepLog(settings.step_log_path) if settings.step_log_path else None)
         self._say_what_to_expect(settings, is_ordered_by_vllm=deciding.ordering.reorders and not is_ours)
@@ -284,6 +286,10 @@ class _Retaining(Scheduler):
     def _blocks_total(self) -> int:
         """Blocks that requests can use: one of the pool is vLLM's null block."""
         return self.kv_cache_manager.block_pool.num_gpu_blocks - 1
+
+    @property
+    def _kv_tokens_total(self) -> int:
+        return self._blocks_total * self.block_size
 
     def _allocate_reclaiming(self, request: Request, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
         """`allocate_slots`, which takes leases before it gives up; see the top of the file for when it may."""

@@ -110,10 +110,13 @@ class TurnQueue:
         self._backfill.left(request_id)
         self._view = None
         standing = self._controller.standing(request_id)
-        if standing is not None and standing.is_first_turn and self._ordering.has_lanes:
-            was_open = self._lane.is_open
+        if standing is None:
+            return
+        if standing.is_first_turn and self._ordering.has_lanes and self._lane.is_open:
             self._lane.scheduled(request_id, self._scheduler.requests[request_id].num_tokens)
-            self._controller.is_order_stale |= was_open is not self._lane.is_open
+            self._controller.is_order_stale |= not self._lane.is_open
+        else:
+            self._controller.admit(request_id)
 
     # --- order ---------------------------------------------------------------------------------------------------------
 
@@ -166,9 +169,9 @@ class TurnQueue:
 
     def _may_start(self, request: Request, now_s: float) -> bool:
         standing = self._controller.standing(request.request_id)
-        if standing is None or not standing.is_first_turn or request.status == RequestStatus.PREEMPTED:
+        if standing is None or standing.is_admitted or request.status == RequestStatus.PREEMPTED:
             return True
-        if self._ordering.has_lanes and self._lane.is_open:
+        if standing.is_first_turn and self._ordering.has_lanes and self._lane.is_open:
             return True
         waited_s = now_s - self._arrivals.arrived_s(request.request_id)
         return self._admission.admits(request.num_tokens, waited_s, self._working_set(now_s))
@@ -181,7 +184,7 @@ class TurnQueue:
                 request.num_tokens
                 for request in scheduler.waiting
                 if (standing := self._controller.standing(request.request_id)) is not None
-                and not standing.is_first_turn
+                and standing.is_admitted
                 and not standing.is_retained
             )
             self._view = WorkingSetView(

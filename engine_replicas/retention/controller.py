@@ -394,6 +394,7 @@ class RetentionController:
         return Standing(
             program_arrival_s=program.arrived_s,
             is_first_turn=not program.turns_finished,
+            is_admitted=program.is_admitted,
             is_retained=self._is_retained(turn),
             attained_s=program.attained_s,
             remaining_s=self._work.remaining_s(
@@ -403,6 +404,12 @@ class RetentionController:
                 attained_s=program.attained_s,
             ),
         )
+
+    def admit(self, turn_id: str) -> None:
+        """The turn's program has started for good."""
+        turn = self._turns.get(turn_id)
+        if turn is not None:
+            turn.program.is_admitted = True
 
     def _is_retained(self, turn: LiveTurn) -> bool:
         if turn.is_scheduled:

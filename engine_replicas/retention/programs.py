@@ -57,6 +57,8 @@ class Program:
     attained_s: float = 0.0
     #: Turns that it declared to take in all, as last heard; None where it declares nothing.
     declared_turns: int | None = None
+    #: It has started for good: a turn of it ran that was not let through for the sake of its first token alone.
+    is_admitted: bool = False
     #: Turns queued or running now.
     live_turns: int = 0
     #: It has ended; turns that are still live leave nothing behind.
@@ -177,6 +179,8 @@ class Standing:
     program_arrival_s: float
     #: The program has not finished a turn yet.
     is_first_turn: bool
+    #: The program has started for good.
+    is_admitted: bool
     #: It waits, and a lease holds its branch's KV for it.
     is_retained: bool
     #: Seconds for which the program's turns have run.

@@ -7,8 +7,8 @@ take while others run is the policy's:
   leases worthless. The victim of a running turn is the program that came last (paper, section 4.3).
 - `CheapestFirst`: whatever is worth less than what the turn brings. A paused program that has been away for t seconds
   returns in the next one with a probability of about h = 1 / t (the hazard of a time without a scale; no history is needed
-  for it, and measured histories add little to it). If its KV is gone then, the whole batch waits for its prefill, R seconds.
-  So holding it is worth h · R seconds a second, and per block that is its price. On the other side, one more turn in the
+  for it, and measured histories add little to it). If its KV is gone then, the whole batch waits for its prefill, R seconds
+  (`ReloadCost.stall_s`). So holding it is worth h · R seconds a second, and per block that is its price. On the other side, one more turn in the
   batch raises the engine's rate (`DecodeCost.gain_rate`), also in seconds a second.
 
 Pure: leases in, a choice out; the ledger and the adapter carry it out.
@@ -26,7 +26,7 @@ from engine_replicas.retention.reload_cost import ReloadCost
 
 #: A tool that has just been started may return at once; below this age the hazard does not grow any more.
 HAZARD_AGE_S_MIN = 0.5
-_RELOAD_S_PER_TOKEN_UNKNOWN = 1e-4
+_STALL_S_PER_TOKEN_UNKNOWN = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +88,8 @@ class CheapestFirst:
     def value_rate(self, lease: Lease, now_s: float) -> float:
         """What the lease is worth now, in seconds a second."""
         # Before anything is known about prefill, the age alone makes the price.
-        reload_s = self._reload.reload_s(lease.tokens) or _RELOAD_S_PER_TOKEN_UNKNOWN * lease.tokens
-        return hazard_per_s(lease, now_s) * reload_s
+        stall_s = self._reload.stall_s(lease.tokens) or _STALL_S_PER_TOKEN_UNKNOWN * lease.tokens
+        return hazard_per_s(lease, now_s) * stall_s
 
     def victim(self, leases: Iterable[Lease], *, spare: BranchKey | None, now_s: float) -> Lease | None:
         return min(leases, key=lambda lease: self._rank(lease, spare, now_s), default=None)

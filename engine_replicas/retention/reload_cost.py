@@ -7,6 +7,11 @@ is what this engine's own loads took, waiting for the link included, and what th
 
 s is the median load time per token over the newest loads, and found the share of the tokens that returning turns missed on the
 GPU and found below.
+
+To the engine as a whole the two are not alike. A prefill takes the GPU from everybody; a load takes a link that nobody else
+needs, and costs the engine only that the memory it goes to lies idle meanwhile. So what a lost context costs everybody is
+
+    stall_s(n) = found · n · s · (n / all KV tokens) + prefill_s(n) · (1 − found)
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from statistics import median
 
 from engine_replicas.retention.prefill_cost import PrefillCost
 
-#: Reload times below this share of the prefill time make holding KV on the GPU pointless.
+#: Stalls below this share of the prefill time make holding KV on the GPU pointless.
 CHEAP_SHARE = 0.25
 _LOADS_MIN = 4
 
@@ -25,8 +30,9 @@ _LOADS_MIN = 4
 class ReloadCost:
     """What it costs to have a context back."""
 
-    def __init__(self, prefill: PrefillCost, *, window: int = 64) -> None:
+    def __init__(self, prefill: PrefillCost, *, kv_tokens_total: int, window: int = 64) -> None:
         self._prefill = prefill
+        self._kv_tokens_total = max(1, kv_tokens_total)
         self._seconds_per_token: deque[float] = deque(maxlen=window)
         #: (tokens that a turn missed, tokens of them that were loaded)
         self._returns: deque[tuple[int, int]] = deque(maxlen=window)
@@ -55,17 +61,22 @@ class ReloadCost:
         return sum(found for _, found in self._returns) / missing if missing else 0.0
 
     def reload_s(self, tokens: int) -> float:
-        """PrefillReload of a context; 0 before anything is known."""
+        """PrefillReload of a context: until the program has it back; 0 before anything is known."""
+        return self._mixed_s(tokens, of_load=1.0)
+
+    def stall_s(self, tokens: int) -> float:
+        """What having it back costs everybody; 0 before anything is known."""
+        return self._mixed_s(tokens, of_load=min(1.0, tokens / self._kv_tokens_total))
+
+    def is_cheap(self, tokens: int) -> bool:
+        """Whether a tier brings a context back at next to no cost, compared with computing it."""
+        return self.stall_s(tokens) < CHEAP_SHARE * self._prefill.reload_s(tokens)
+
+    def _mixed_s(self, tokens: int, *, of_load: float) -> float:
         prefill_s = self._prefill.reload_s(tokens)
         if self.loads < _LOADS_MIN:
             return prefill_s
         if self._per_token_s is None:
             self._per_token_s = median(self._seconds_per_token)
         found = self.found_share
-        return found * tokens * self._per_token_s + (1.0 - found) * prefill_s
-
-    def is_cheap(self, tokens: int) -> bool:
-        """Whether a tier brings a context back in next to no time, compared with computing it."""
-        if self.loads < _LOADS_MIN:
-            return False
-        return self.reload_s(tokens) < CHEAP_SHARE * self._prefill.reload_s(tokens)
+        return found * tokens * self._per_token_s * of_load + (1.0 - found) * prefill_s

@@ -128,7 +128,7 @@ def test_a_new_program_waits_while_the_active_ones_need_the_memory(engine: Build
     assert strict.first_scheduled == ["a1", "b1"]
 
 
-def test_a_program_that_has_started_is_never_held_back(engine: Build) -> None:
+def test_a_program_that_has_been_admitted_is_never_held_back(engine: Build) -> None:
     strict = engine(**{**ADAPTIVE, "lane_fraction": 0.0, "admission_fraction": 0.5}, pool={"blocks": 60})
     context = strict.run_turn("b1", prompt(2, 160), program="b")
     strict.submit("a1", prompt(1, 400), program="a", output_tokens=40)
@@ -180,3 +180,16 @@ def test_held_back_turns_count_as_waiting_and_can_be_cancelled(engine: Build) ->
     strict.abort("b1")
     strict.run()
     assert strict.first_scheduled == ["a1"]
+
+
+def test_a_program_that_the_lane_let_through_waits_with_its_second_turn_for_admission(engine: Build) -> None:
+    strict = engine(**{**ADAPTIVE, "lane_fraction": 0.2, "admission_fraction": 0.5}, pool={"blocks": 60})
+    context = strict.run_turn("b1", prompt(2, 160), program="b")  # through the lane
+    strict.submit("a1", prompt(1, 400), program="a", output_tokens=100)
+    strict.step()
+    strict.submit("b2", context + prompt(3, 20), program="b")
+    for _ in range(20):
+        strict.step()
+    assert "b2" not in strict.first_scheduled
+    strict.run()
+    assert strict.first_scheduled == ["b1", "a1", "b2"]

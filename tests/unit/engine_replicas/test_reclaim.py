@@ -59,7 +59,11 @@ def test_one_whose_next_turn_is_queued_goes_after_one_whose_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [LatestArrival(), CheapestFirst(ReloadCost(PrefillCost(chunk_tokens_max=512)), DecodeCost())]
+    "rule",
+    [
+        LatestArrival(),
+        CheapestFirst(ReloadCost(PrefillCost(chunk_tokens_max=512), kv_tokens_total=100_000), DecodeCost()),
+    ],
 )
 def test_the_one_who_asks_loses_its_own_lease_last_but_does_lose_it(rule: LatestArrival | CheapestFirst) -> None:
     leases = [lease(ALICE, arrival_s=1.0), lease(BOB, arrival_s=2.0)]
@@ -83,7 +87,7 @@ def prices() -> CheapestFirst:
     for tokens in range(100, 500, 10):
         prefill.step_ran(PrefillStep(tokens=tokens, pairs=tokens * tokens // 2, duration_s=tokens * 1e-3))
         decode.step_ran(kv_tokens=tokens * 100, duration_s=10e-3 + tokens * 100 * 1e-6)
-    return CheapestFirst(ReloadCost(prefill), decode)
+    return CheapestFirst(ReloadCost(prefill, kv_tokens_total=100_000), decode)
 
 
 def test_a_lease_is_worth_its_prefill_times_the_chance_of_a_return_which_falls_with_its_age() -> None:

@@ -56,7 +56,7 @@ class Engine:
             queueing_delay=QueueingDelay(window=10),
             eta=EtaEstimator(window=100, programs_min=2),
             prefill=(prefill := PrefillCost(chunk_tokens_max=512)),
-            reload=ReloadCost(prefill),
+            reload=ReloadCost(prefill, kv_tokens_total=100_000),
             decode=DecodeCost(),
         )
         self.controller = RetentionController(

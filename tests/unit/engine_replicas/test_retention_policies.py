@@ -30,7 +30,7 @@ def estimates(*, delay_s: float = 0.0, reload_s_per_1k: float = 0.0, lengths: tu
         queueing_delay=QueueingDelay(window=10),
         eta=EtaEstimator(window=100, programs_min=2),
         prefill=(prefill := PrefillCost(chunk_tokens_max=1_000_000)),
-        reload=ReloadCost(prefill),
+        reload=ReloadCost(prefill, kv_tokens_total=100_000),
         decode=DecodeCost(),
     )
     if delay_s:
