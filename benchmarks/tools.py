@@ -36,7 +36,7 @@ from tool_runtime.actor import ToolActor
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.process_tree import descendants
 from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
-from tool_runtime.workspaces import delete_tree
+from tool_runtime.trees import delete_tree
 
 COMMAND = "/bin/true"
 CONCURRENCIES = (1, 8, 32)

@@ -18,31 +18,39 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_program.clock import Clock, SystemClock
-from agent_program.errors import InvalidRequest, Overloaded, PlatformError, SandboxUnavailable, ToolNotFound
+from agent_program.errors import InvalidRequest, Overloaded, SandboxUnavailable, ToolNotFound
 from agent_program.ids import DEFAULT_TENANT, ProgramId, TenantId, ToolKey
 from agent_program.tool_events import LatencySample, SampleSource, ToolOutcome
 from tool_runtime import backends, registry, rendering
+from tool_runtime.call_times import CallTimes
+from tool_runtime.cgroups import found_parent
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.egress import EgressPolicy
 from tool_runtime.egress_dialer import EgressDialer
 from tool_runtime.egress_proxy import EgressProxy
-from tool_runtime.history import HistoryLimits, LatencyHistory
+from tool_runtime.held_program import HeldProgram
+from tool_runtime.history import LatencyHistory
 from tool_runtime.history_writer import HistoryWriter
 from tool_runtime.http_fetch import HttpFetch
 from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.live_sandbox import LiveSandbox
-from tool_runtime.program_sandboxes import ProgramReleased, ProgramSandbox, ProgramSandboxes, WorkspaceFull
+from tool_runtime.program_sandbox import ProgramReleased, ProgramSandbox, WorkspaceFull
+from tool_runtime.program_sandboxes import ProgramSandboxes
+from tool_runtime.progress import ProgressFeed, Update
 from tool_runtime.queueing import CancelledInQueue, acquire_unless
-from tool_runtime.redis_history import RedisHistory
-from tool_runtime.registry import ArgumentsInvalid
+from tool_runtime.redis_history import redis_history
+from tool_runtime.registered_tools import RegisteredTools
+from tool_runtime.registry import ArgumentsInvalid, ToolKind, ToolRefused, ToolSpec
 from tool_runtime.sandbox import Execution, Executor, Sandboxing
-from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
+from tool_runtime.tool_call import ToolCall, ToolEventOfCall, ToolProgress, ToolResult, ToolStarted
 from tool_runtime.tool_key import tool_key
+from tool_runtime.workspace_calls import WorkspaceCalls
+from tool_runtime.workspace_transfers import WorkspaceTransfers
 from tool_runtime.workspaces import Workspaces
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +58,7 @@ _OVERLOAD_RETRY_AFTER_S = 5.0
 _AFTER_FAULT_S = 30.0
 
 
-class ToolActor:
+class ToolActor(WorkspaceCalls):
     """Runs the tool calls of the programs that are sent here."""
 
     def __init__(
@@ -61,23 +69,31 @@ class ToolActor:
         history: LatencyHistory | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Starts nothing yet. `history` takes the place of the store at `store_url`; with neither no samples are kept."""
+        """Starts nothing yet. `history` takes the place of the store at `store_url`; with neither no samples are kept.
+
+        Raises:
+            BadTool: a registered function is not right.
+        """
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._history = history or (_redis_history(settings, store_url) if store_url else None)
+        self._history = history or (redis_history(settings.history, store_url) if store_url else None)
         self._writer: HistoryWriter | None = None
         self._egress_policy = EgressPolicy(settings.egress.allow_hosts, settings.egress.allow_addresses)
         self._dialer = EgressDialer(self._egress_policy, timeout_s=settings.egress.connect_timeout_s)
         self._host_tools: dict[str, Executor] = {"http_fetch": HttpFetch(self._dialer, settings.egress, self._clock)}
+        self._tools = RegisteredTools(settings, self._clock)
         self._launcher = LauncherClient()
         self._starting = asyncio.Lock()
         self._backend: Sandboxing | None = None
         self._refusal: str | None = None
+        self._limits_by: str | None = None
         self._sandboxes: ProgramSandboxes | None = None
+        self._transfers: WorkspaceTransfers | None = None
         self._slots = asyncio.Semaphore(settings.concurrent_calls_max)
         self._calls: dict[tuple[TenantId, ProgramId, str], asyncio.Event] = {}
         self._running = 0
         self._outcomes = dict.fromkeys(ToolOutcome, 0)
+        self._times = CallTimes()
         self._housekeeping: list[asyncio.Task[None]] = []
         self._is_closed = False
 
@@ -94,6 +110,7 @@ class ToolActor:
                 raise SandboxUnavailable(self._refusal)
             if self._sandboxes is not None:
                 return
+            self._launcher.cgroup_parent, self._limits_by = found_parent(self._settings.cgroup_dir)
             try:
                 workspaces = Workspaces(
                     self._settings.state_dir or default_state_dir(),
@@ -109,22 +126,38 @@ class ToolActor:
             self._sandboxes = ProgramSandboxes(
                 self._settings, self._launcher, self._backend, workspaces, self._clock, proxy
             )
+            self._transfers = WorkspaceTransfers(self._settings, workspaces, self._sandboxes, self._clock)
             if self._history is not None:
                 self._writer = HistoryWriter(
                     self._history,
                     flush_interval_s=self._settings.history.flush_interval_s,
                     buffered_samples_max=self._settings.history.buffered_samples_max,
                 )
+            self._tools.start(self._launcher, self._backend, workspaces, proxy)
             self._sandboxes.warm.fill()
             self._housekeeping = [
                 asyncio.create_task(_again_and_again(self._sandboxes.clean)),
                 asyncio.create_task(_again_and_again(self._sandboxes.rest_idle)),
                 asyncio.create_task(_again_and_again(self._sandboxes.check_disks)),
+                asyncio.create_task(_again_and_again(self._transfers.drop_stalled)),
+                asyncio.create_task(_again_and_again(self._tools.rest_idle)),
             ]
             _LOG.info("tools run in %s sandboxes", self._backend.name)
 
-    async def call(self, call: ToolCall) -> AsyncIterator[ToolStarted | ToolResult]:
-        """Run one call: at most one `ToolStarted`, then exactly one `ToolResult`. Closing the iterator cancels the call.
+    async def tools(self) -> list[ToolSpec]:
+        """Every tool that runs here, once it is known which ones the MCP servers have.
+
+        Raises:
+            SandboxUnavailable: no sandbox holds here, and so no tool runs.
+        """
+        await self.start()
+        await self._tools.looked()
+        return list(self._tools.specs().values())
+
+    async def call(self, call: ToolCall) -> AsyncIterator[ToolEventOfCall]:
+        """Run one call: at most one `ToolStarted`, `ToolProgress` from tools that tell, then exactly one `ToolResult`.
+
+        Closing the iterator cancels the call.
 
         What is wrong with the arguments or the tool is a result, which the model can act on.
 
@@ -136,7 +169,7 @@ class ToolActor:
         queued_s = self._clock.now_s()
         timeout_s = self._timeout_s(call)
         try:
-            spec = registry.get(call.tool)
+            spec = await self._spec(call.tool)
             arguments = registry.parse_arguments(spec, call.arguments, bytes_max=self._settings.arguments_bytes_max)
         except (ToolNotFound, ArgumentsInvalid) as exc:
             yield self._refused(call, str(exc))
@@ -149,7 +182,8 @@ class ToolActor:
             raise InvalidRequest(f"call {call.call_id!r} of this program is already under way", param="call_id")
         cancelled = self._calls[identity] = asyncio.Event()
         try:
-            async for event in self._run(call, spec.name, arguments, timeout_s, queued_s, cancelled):
+            timeout_s = self._tools.limit_s(spec, timeout_s)
+            async for event in self._run(call, spec, arguments, timeout_s, queued_s, cancelled):
                 yield event
         finally:
             self._calls.pop(identity, None)
@@ -180,7 +214,18 @@ class ToolActor:
         await self.cancel(program_id)
         tenants = [tenant_id] if tenant_id else self._sandboxes.tenants_of(program_id) or [DEFAULT_TENANT]
         for tenant in tenants:
+            # The sandbox first, for that is carried through also when the caller gives up waiting.
             await self._sandboxes.release(tenant, program_id, delete_workspace=delete_workspace)
+            await self._tools.release(tenant, program_id)
+
+    async def _workspace_transfers(self) -> WorkspaceTransfers:
+        await self.start()
+        assert self._transfers is not None
+        return self._transfers
+
+    async def held(self, quiet_s: float) -> list[HeldProgram]:
+        """What this actor holds of programs that ran nothing for `quiet_s`; whoever knows which of them are over releases those."""
+        return [] if self._sandboxes is None else await self._sandboxes.held(quiet_s)
 
     async def status(self) -> dict[str, Any]:
         """Plain values for `/readyz`, metrics and people."""
@@ -190,6 +235,7 @@ class ToolActor:
             "sandbox": self._backend.name if self._backend is not None else None,
             "isolates": self._backend.isolates if self._backend is not None else None,
             "reason": self._refusal,
+            "limits_by": self._limits_by,
             "live_sandboxes": sandboxes.live if sandboxes is not None else 0,
             "sandboxes_started": sandboxes.started if sandboxes is not None else 0,
             "sandboxes_warm": len(sandboxes.warm) if sandboxes is not None else 0,
@@ -198,9 +244,11 @@ class ToolActor:
             "calls_running": self._running,
             "calls_waiting": len(self._calls) - self._running,
             "calls_ended": {outcome.value: count for outcome, count in self._outcomes.items()},
+            "call_times": self._times.to_plain(),
             "samples_buffered": writer.buffered if writer is not None else 0,
             "samples_dropped": writer.dropped if writer is not None else 0,
             "history_reachable": writer.is_store_reachable if writer is not None else None,
+            **self._tools.status(),
         }
 
     async def check_health(self) -> None:
@@ -221,6 +269,7 @@ class ToolActor:
         for task in self._housekeeping:
             task.cancel()
         await asyncio.gather(*self._housekeeping, return_exceptions=True)
+        await self._tools.close()
         if self._sandboxes is not None:
             await self._sandboxes.close()
         await self._launcher.close()
@@ -230,29 +279,45 @@ class ToolActor:
     async def _run(
         self,
         call: ToolCall,
-        tool: str,
+        spec: ToolSpec,
         arguments: dict[str, Any],
         timeout_s: float,
         queued_s: float,
         cancelled: asyncio.Event,
-    ) -> AsyncIterator[ToolStarted | ToolResult]:
+    ) -> AsyncIterator[ToolEventOfCall]:
         assert self._sandboxes is not None
-        program = self._sandboxes.program(call.tenant_id, call.program_id)
+        tool, feed = spec.name, ProgressFeed()
         key = tool_key(tool, arguments)
         async with contextlib.AsyncExitStack() as held:
+            program = held.enter_context(self._sandboxes.known(call.tenant_id, call.program_id))
             try:
                 await self._admitted(held, program, tool, cancelled)
-                executor = await self._executor(held, program, tool)
+                executor, sandbox = await self._executor(held, program, spec, call, feed)
             except (CancelledInQueue, ProgramReleased):
                 yield self._ended_in_queue(call, key, self._clock.now_s() - queued_s)
                 return
             except WorkspaceFull as exc:
                 yield self._refused(call, f"No more calls run: {exc}.")
                 return
+            except ToolRefused as exc:
+                yield self._refused(call, str(exc))
+                return
             queue_s = self._clock.now_s() - queued_s
+            self._times.waited(queue_s)
             yield ToolStarted(call_id=call.call_id, tool_key=key, queue_s=queue_s)
-            execution = await self._execute(key, executor, tool, arguments, timeout_s, cancelled)
-            state_was_lost = isinstance(executor, LiveSandbox) and program.executed(tool, execution, executor)
+            fields = _flat(arguments) if executor is sandbox else arguments
+            executing = self._execute(key, executor, tool, fields, timeout_s, cancelled)
+            if sandbox is not None:  # what runs in there tells nothing of its progress
+                execution = await executing
+            else:
+                running = asyncio.create_task(executing)
+                try:
+                    async for update in feed.until(running):
+                        yield _progress(call, key, update)
+                    execution = await running
+                finally:
+                    await _ended(running)
+            state_was_lost = sandbox is not None and program.executed(tool, execution, sandbox)
         outcome = rendering.outcome_of(execution)
         self._outcomes[outcome] += 1
         yield ToolResult(
@@ -261,7 +326,7 @@ class ToolActor:
             tool_key=key,
             outcome=outcome,
             output=rendering.text_of(tool, execution, timeout_s=timeout_s, state_was_lost=state_was_lost),
-            exit_code=execution.exit_code,
+            exit_code=execution.exit_code if spec.kind is ToolKind.BUILTIN else None,
             duration_s=execution.duration_s,
             queue_s=queue_s,
             truncated_bytes=execution.stdout.truncated_bytes + execution.stderr.truncated_bytes,
@@ -284,19 +349,38 @@ class ToolActor:
         await acquire_unless(cancelled, self._slots)
         held.callback(self._slots.release)
 
-    async def _executor(self, held: contextlib.AsyncExitStack, program: ProgramSandbox, tool: str) -> Executor:
-        """What runs the tool: the program's sandbox, kept for the time being, or something of the host's."""
+    async def _spec(self, name: str) -> ToolSpec:
+        """The tool called `name`; raises ToolNotFound. One that nobody knows may be a server's that is being listed."""
+        try:
+            return self._tools.get(name)
+        except ToolNotFound:
+            await self.start()
+            await self._tools.looked()
+            return self._tools.get(name)
+
+    async def _executor(
+        self,
+        held: contextlib.AsyncExitStack,
+        program: ProgramSandbox,
+        spec: ToolSpec,
+        call: ToolCall,
+        feed: ProgressFeed,
+    ) -> tuple[Executor, LiveSandbox | None]:
+        """What runs the tool, and the program's sandbox where it runs in that; `held` keeps them for the time being."""
         assert self._sandboxes is not None
-        if tool in self._host_tools:
-            return self._host_tools[tool]
-        return await held.enter_async_context(self._sandboxes.use(program))
+        if spec.name in self._host_tools:
+            return self._host_tools[spec.name], None
+        if not self._tools.needs_sandbox(spec):
+            return await self._tools.hosted(held, spec, call, feed.report), None
+        sandbox = await held.enter_async_context(self._sandboxes.use(program))
+        return self._tools.sandboxed(spec, sandbox), sandbox
 
     async def _execute(
         self,
         key: ToolKey,
         executor: Executor,
         tool: str,
-        arguments: dict[str, Any],
+        fields: Mapping[str, Any],
         timeout_s: float,
         cancelled: asyncio.Event,
     ) -> Execution:
@@ -307,7 +391,7 @@ class ToolActor:
         try:
             execution = await executor.execute(
                 tool,
-                _flat(arguments),
+                fields,
                 timeout_s=timeout_s,
                 grace_s=self._settings.interrupt_grace_s,
                 output=self._settings.output,
@@ -317,6 +401,7 @@ class ToolActor:
             return execution
         finally:
             self._running -= 1
+            self._times.ran(key, self._clock.now_s() - started_s)
             if self._writer is not None:
                 self._writer.record(
                     LatencySample(
@@ -356,12 +441,25 @@ class ToolActor:
         )
 
 
+def _progress(call: ToolCall, key: ToolKey, update: Update) -> ToolProgress:
+    return ToolProgress(
+        call_id=call.call_id, tool_key=key, progress=update.progress, total=update.total, message=update.message
+    )
+
+
+async def _ended(running: asyncio.Task[Execution]) -> None:
+    """Stop `running` if its caller goes away; returns when what it ran has ended."""
+    if not running.done():
+        running.cancel()
+        await asyncio.wait({running})
+
+
 async def _again_and_again(step: Callable[[], Awaitable[float]]) -> None:
     """Do `step`, wait as long as it says, and so on; a fault is logged and does not end it."""
     while True:
         try:
             pause_s = await step()
-        except (OSError, PlatformError):
+        except Exception:  # noqa: BLE001 - whatever it is, sandboxes must not stay for ever because of it
             _LOG.exception("housekeeping of sandboxes failed; trying again")
             pause_s = _AFTER_FAULT_S
         await asyncio.sleep(pause_s)
@@ -372,19 +470,6 @@ def default_state_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/var/lib/continuum/tools")
     return Path.home() / ".local" / "state" / "continuum" / "tools"
-
-
-def _redis_history(settings: ToolRuntimeSettings, store_url: str) -> RedisHistory:
-    history = settings.history
-    return RedisHistory(
-        store_url,
-        HistoryLimits(
-            window_samples_max=history.window_samples_max,
-            global_samples_max=history.global_samples_max,
-            keys_max=history.keys_max,
-            half_life_s=history.half_life_s,
-        ),
-    )
 
 
 def _flat(arguments: dict[str, Any]) -> dict[str, str | bytes | int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent_program.errors import SandboxUnavailable
-from tool_runtime import probes
+from tool_runtime import gvisor, probes
 from tool_runtime.bubblewrap import Bubblewrap, find_python
 from tool_runtime.config import SandboxBackend, ToolRuntimeSettings
 from tool_runtime.landlock import Landlock
@@ -25,6 +25,8 @@ from tool_runtime.unsafe_local import UnsafeLocal
 from tool_runtime.workspaces import Workspaces
 
 _SYSTEM_BWRAP = Path("/usr/bin/bwrap")
+#: What `auto` tries, the strongest first of those that need nothing to be set up.
+_AUTO = (SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK)
 
 
 async def choose(settings: ToolRuntimeSettings, launcher: LauncherClient, workspaces: Workspaces) -> Sandboxing:
@@ -36,10 +38,11 @@ async def choose(settings: ToolRuntimeSettings, launcher: LauncherClient, worksp
     makers: dict[SandboxBackend, Callable[[ToolRuntimeSettings, Workspaces], Sandboxing]] = {
         SandboxBackend.BUBBLEWRAP: _bubblewrap,
         SandboxBackend.LANDLOCK: _landlock,
+        SandboxBackend.GVISOR: _gvisor,
     }
     if settings.sandbox is SandboxBackend.UNSAFE_LOCAL:
         return UnsafeLocal(find_python())
-    wanted = list(makers) if settings.sandbox is SandboxBackend.AUTO else [settings.sandbox]
+    wanted = list(_AUTO) if settings.sandbox is SandboxBackend.AUTO else [settings.sandbox]
     refused: list[str] = []
     for name in wanted:
         try:
@@ -68,6 +71,18 @@ def _landlock(settings: ToolRuntimeSettings, workspaces: Workspaces) -> Sandboxi
         return Landlock(find_python(), _agent_within_reach(workspaces))
     except UnsupportedArchitecture as exc:
         raise SandboxUnavailable(f"{exc} ({platform.machine()})") from exc
+
+
+def _gvisor(settings: ToolRuntimeSettings, workspaces: Workspaces) -> Sandboxing:
+    runsc = settings.runsc_path or Path(shutil.which("runsc") or "/usr/local/bin/runsc")
+    if not os.access(runsc, os.X_OK):
+        raise SandboxUnavailable(
+            f"there is no runsc program (looked for {runsc}): install gVisor, or set tools.runsc_path"
+        )
+    python, package = find_python(), Path(__file__).parent / "inside"
+    bundle = workspaces.programs / "gvisor"
+    gvisor.make_bundle(bundle, python, package)
+    return gvisor.GVisor(runsc, python, bundle, workspaces.uploads)
 
 
 def _agent_within_reach(workspaces: Workspaces) -> Path:

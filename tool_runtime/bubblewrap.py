@@ -19,14 +19,17 @@ from tool_runtime import seccomp
 from tool_runtime.config import SandboxLimits
 from tool_runtime.sandbox import WORKSPACE_INSIDE, KillScope, SandboxSpec, SpawnPlan
 
-_INSIDE_UID = "65534"
-_AGENT_DIR = "/.agent"
-_AGENT_PACKAGE = f"{_AGENT_DIR}/tool_runtime/inside"
-_AGENT_FILES = ("frames.py", "processes.py", "sessions.py", "files.py", "agent.py", "python_session.py")
+INSIDE_UID = "65534"
+AGENT_DIR = "/.agent"
+AGENT_PACKAGE = f"{AGENT_DIR}/tool_runtime/inside"
+_AGENT_FILES = (
+    *("frames.py", "processes.py", "sessions.py", "files.py", "agent.py", "python_session.py"),
+    *("functions.py", "function_call.py", "server.py"),
+)
 
-_SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 #: What programs need of /etc and what tells nothing about the host: loader cache, alternatives, certificates, time zone.
-_ETC_SHARED = (
+ETC_SHARED = (
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
@@ -36,12 +39,12 @@ _ETC_SHARED = (
     "ca-certificates",
     "localtime",
 )
-_ETC_WRITTEN: Mapping[str, str] = {
+ETC_WRITTEN: Mapping[str, str] = {
     "passwd": (
         "root:x:0:0:root:/root:/usr/sbin/nologin\n"
-        f"sandbox:x:{_INSIDE_UID}:{_INSIDE_UID}:sandbox:{WORKSPACE_INSIDE}:/bin/bash\n"
+        f"sandbox:x:{INSIDE_UID}:{INSIDE_UID}:sandbox:{WORKSPACE_INSIDE}:/bin/bash\n"
     ),
-    "group": f"root:x:0:\nsandbox:x:{_INSIDE_UID}:\n",
+    "group": f"root:x:0:\nsandbox:x:{INSIDE_UID}:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
@@ -79,16 +82,17 @@ class Bubblewrap:
 
     def plan(self, spec: SandboxSpec) -> SpawnPlan:
         blobs = {"seccomp": self._filter, **self._agent}
-        blobs |= {f"etc-{name}": text.encode() for name, text in _ETC_WRITTEN.items()}
+        blobs |= {f"etc-{name}": text.encode() for name, text in ETC_WRITTEN.items()}
         return SpawnPlan(
             executable=str(self._bwrap),
             argv=(
                 *("bwrap", "--args", "{fd:args}", "--"),
-                *agent_command(self._python, _AGENT_DIR, spec.limits, KillScope.NAMESPACE, spec.proxy_port),
+                *inside_command(self._python, AGENT_DIR, spec, KillScope.NAMESPACE),
             ),
             extra_args=(
-                *_namespaces(spec.proxy_port),
+                *_namespaces(spec),
                 *_system(self._python),
+                *_readable(spec),
                 *_kernel_views(spec.limits),
                 *_agent_files(),
                 *("--perms", "1777", "--size", str(spec.limits.tmp_bytes_max), "--tmpfs", "/tmp"),
@@ -99,23 +103,28 @@ class Bubblewrap:
             blobs=blobs,
             uid=spec.uid,
             memory_bytes_max=spec.limits.memory_bytes_max,
+            cgroup_processes_max=spec.limits.processes_max,
+            cpus_max=spec.limits.cpus_max,
+            tmp_files_max=spec.limits.tmp_files_max,
             kill_scope=KillScope.NAMESPACE,
             hands_out_listener=spec.proxy_port is not None,
         )
 
 
-def agent_command(
-    python: Path, agent_dir: str, limits: SandboxLimits, scope: KillScope, proxy_port: int | None = None
-) -> tuple[str, ...]:
-    """The command line of the exec agent, whose package lies below `agent_dir`."""
+def inside_command(python: Path, agent_dir: str, spec: SandboxSpec, scope: KillScope) -> tuple[str, ...]:
+    """The command line of the exec agent, or of what leads to the server that `spec` names; their package lies below `agent_dir`."""
+    given = ("{fd:control}", rlimits(spec.limits), scope.value, str(spec.proxy_port or 0))
+    if spec.server is not None:
+        start = (
+            f"import sys; sys.path.insert(0, {agent_dir!r}); from tool_runtime.inside import server; "
+            "server.main(int(sys.argv[1]), *sys.argv[2:])"
+        )
+        return str(python), "-I", "-S", "-B", "-c", start, *given, *spec.server.argv
     start = (
         f"import sys; sys.path.insert(0, {agent_dir!r}); from tool_runtime.inside import agent; "
         "agent.main(sys.orig_argv[5], int(sys.argv[1]), *sys.argv[2:])"
     )
-    return (
-        *(str(python), "-I", "-S", "-B", "-c", start),
-        *("{fd:control}", rlimits(limits), scope.value, str(proxy_port or 0)),
-    )
+    return str(python), "-I", "-S", "-B", "-c", start, *given
 
 
 def rlimits(limits: SandboxLimits, *, processes_of_user_max: int | None = None) -> str:
@@ -136,12 +145,13 @@ def rlimits(limits: SandboxLimits, *, processes_of_user_max: int | None = None) 
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
-def _namespaces(proxy_port: int | None) -> tuple[str, ...]:
-    named = {**ENVIRONMENT, **(_proxy_environment(proxy_port) if proxy_port is not None else {})}
+def _namespaces(spec: SandboxSpec) -> tuple[str, ...]:
+    of_proxy = _proxy_environment(spec.proxy_port) if spec.proxy_port is not None else {}
+    named = {**ENVIRONMENT, **of_proxy, **(spec.server.environment if spec.server is not None else {})}
     environment = (word for name, value in named.items() for word in ("--setenv", name, value))
     return (
         *("--unshare-user", "--unshare-all", "--disable-userns"),
-        *("--uid", _INSIDE_UID, "--gid", _INSIDE_UID, "--hostname", "sandbox"),
+        *("--uid", INSIDE_UID, "--gid", INSIDE_UID, "--hostname", "sandbox"),
         *("--new-session", "--die-with-parent", "--clearenv", *environment),
     )
 
@@ -156,21 +166,27 @@ def _proxy_environment(port: int) -> Mapping[str, str]:
 def _system(python: Path) -> tuple[str, ...]:
     """/usr and what belongs to it, read-only; an /etc that names nobody; the agent's Python where that lies elsewhere."""
     words: list[str] = ["--ro-bind", "/usr", "/usr"]
-    for name in _SYSTEM_LINKS:
+    for name in SYSTEM_LINKS:
         path = Path("/", name)
         if path.is_symlink():
             words += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
             words += ["--ro-bind", str(path), str(path)]
     words += ["--perms", "0755", "--dir", "/etc"]
-    for name in _ETC_SHARED:
+    for name in ETC_SHARED:
         words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    for name in _ETC_WRITTEN:
+    for name in ETC_WRITTEN:
         words += ["--perms", "0444", "--file", f"{{fd:etc-{name}}}", f"/etc/{name}"]
     prefix = python_prefix(python)
     if prefix is not None:
         words += ["--ro-bind", str(prefix), str(prefix)]
     return tuple(words)
+
+
+def _readable(spec: SandboxSpec) -> tuple[str, ...]:
+    """What a server needs of the host, read-only."""
+    paths = spec.server.readable if spec.server is not None else ()
+    return tuple(word for path in paths for word in ("--ro-bind", str(path), str(path)))
 
 
 def _kernel_views(limits: SandboxLimits) -> tuple[str, ...]:
@@ -181,9 +197,9 @@ def _kernel_views(limits: SandboxLimits) -> tuple[str, ...]:
 
 
 def _agent_files() -> tuple[str, ...]:
-    words = ["--dir", _AGENT_DIR, "--dir", f"{_AGENT_DIR}/tool_runtime", "--dir", _AGENT_PACKAGE]
+    words = ["--dir", AGENT_DIR, "--dir", f"{AGENT_DIR}/tool_runtime", "--dir", AGENT_PACKAGE]
     for name in _AGENT_FILES:
-        words += ["--perms", "0444", "--file", f"{{fd:{name}}}", f"{_AGENT_PACKAGE}/{name}"]
+        words += ["--perms", "0444", "--file", f"{{fd:{name}}}", f"{AGENT_PACKAGE}/{name}"]
     return tuple(words)
 
 

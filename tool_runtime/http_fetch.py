@@ -20,7 +20,7 @@ import h11
 from agent_program.clock import Clock, SystemClock
 from tool_runtime.config import EgressSettings, OutputLimits
 from tool_runtime.egress_dialer import EgressDialer, EgressFailed, EgressRefused
-from tool_runtime.output import HeadTail
+from tool_runtime.output import bounded
 from tool_runtime.sandbox import BoundedText, Ending, Execution
 
 _READ_BYTES = 65536
@@ -205,7 +205,7 @@ def _told(url: str, response: _Response, output: OutputLimits) -> BoundedText:
     name = kind.get_content_type()
     if not (name.startswith(_TEXT_TYPES) or name.endswith(_TEXT_SUFFIXES)):
         return BoundedText(text=f"{head}[{len(response.body)} bytes that are not text]")
-    kept = HeadTail(output.head_bytes, output.tail_bytes)
+    kept = bounded(output)
     kept.feed(_utf8(response.body, kind.get_content_charset()))
     body = kept.result()
     cut = "\n[The response goes on; only its beginning was read.]" if response.is_cut else ""

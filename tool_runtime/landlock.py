@@ -35,6 +35,7 @@ _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from tool_runtime.inside import confine, agent; "
     "confine.confine(int(sys.argv[3]), int(sys.argv[4])); agent.main('', int(sys.argv[2]), *sys.argv[5:])"
 )
+_START_SERVER = _START.replace("confine, agent", "confine, server").replace("agent.main('', ", "server.main(")
 
 
 class Landlock:
@@ -64,8 +65,10 @@ class Landlock:
         return SpawnPlan(
             executable=str(self._python),
             argv=(
-                *("python3", "-I", "-S", "-B", "-c", _START, str(self._agent_dir), *fds),
+                *("python3", "-I", "-S", "-B", "-c", _START if spec.server is None else _START_SERVER),
+                *(str(self._agent_dir), *fds),
                 *(limits, KillScope.DOMAIN.value, "0"),  # no socket opens: a proxy could not be reached
+                *(spec.server.argv if spec.server is not None else ()),
             ),
             blobs={"seccomp": self._filter},
             own_blobs={"rules": self._rules(spec)},
@@ -74,6 +77,8 @@ class Landlock:
             uid=spec.uid,
             memory_bytes_max=spec.limits.memory_bytes_max,
             processes_max=spec.limits.processes_max,
+            cgroup_processes_max=spec.limits.processes_max,
+            cpus_max=spec.limits.cpus_max,
             kill_scope=KillScope.DOMAIN,
         )
 
@@ -83,10 +88,13 @@ class Landlock:
         prefix = python_prefix(self._python)
         if prefix is not None:
             readable.append(str(prefix))
+        if spec.server is not None:
+            readable += [str(path) for path in spec.server.readable]
         lines += [f"read {path}" for path in readable]
         lines += [f"device /dev/{name}" for name in _DEVICES]
         lines.append(f"all {spec.workspace}")
         return os.fsencode("\n".join(lines))
 
     def _environment(self, spec: SandboxSpec) -> Mapping[str, str]:
-        return {**ENVIRONMENT, "HOME": str(spec.workspace), "TMPDIR": str(spec.workspace / ".tmp")}
+        given = spec.server.environment if spec.server is not None else {}
+        return {**ENVIRONMENT, "HOME": str(spec.workspace), "TMPDIR": str(spec.workspace / ".tmp"), **given}

@@ -6,11 +6,11 @@ killed without a word, someone must see to it that its sandboxes end. This proce
 it forks, and when its socket to the actor closes it exits, which kills every sandbox that has `--die-with-parent`; what is
 left, it kills by hand.
 
-It imports the standard library and `process_tree` only, and trusts its one peer, the actor. One packet is one message, JSON
+It imports the standard library, `process_tree` and `cgroups` only, and trusts its one peer, the actor. One packet is one message, JSON
 both ways:
 
     define {name, data}                                   keep a blob for later plans
-    spawn  {id, memory_bytes_max, processes_max, executable, argv, args, blobs, own_blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
+    spawn  {id, limits…, executable, argv, args, blobs, own_blobs, env, cwd, uid, scope}  → started {id, pid} + the agent's socket | failed {id, error}
     watch  {id, is_busy}                                  → (nothing: look at its memory often, or now and then)
     kill   {id}                                           → (nothing; `exited` follows)
                                                           ← exited {id, status, stderr, reason}
@@ -32,12 +32,15 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+from tool_runtime.cgroups import NoCgroup, SandboxCgroup
 from tool_runtime.process_tree import (
     become_subreaper,
     children_of,
     descendants,
+    files_in_memory,
     holds_more_than,
     kill,
     kill_descendants,
@@ -54,13 +57,13 @@ _FD_WORD = re.compile(r"\{fd:([A-Za-z0-9_.-]+)\}")
 class Child:
     """A sandbox's outermost process."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], scope: str, memory_bytes_max: int, processes_max: int | None
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], message: dict[str, Any], cgroup: SandboxCgroup | None) -> None:
         self.process = process
-        self.scope = scope
-        self.memory_bytes_max = memory_bytes_max
-        self.processes_max = processes_max
+        self.scope: str = message["scope"]
+        self.cgroup = cgroup
+        self._memory_bytes_max: int = message["memory_bytes_max"]
+        self._processes_max: int | None = message["processes_max"]
+        self._tmp_files_max: int | None = message["tmp_files_max"]
         self.is_busy = True
         self.watched_s = time.monotonic()
         #: It was told to end by the end of its init; the next look kills it if it did not.
@@ -75,10 +78,12 @@ class Child:
     def excess(self) -> str:
         """What it has too much of, in words; empty if nothing."""
         pids = descendants(self.process.pid)
-        if self.processes_max is not None and threads(pids) > self.processes_max:
-            return f"it ran more than {self.processes_max} processes"
-        if holds_more_than(self.memory_bytes_max, pids):
-            return f"it used more than {self.memory_bytes_max // 2**20} MiB of memory"
+        if self._processes_max is not None and threads(pids) > self._processes_max:
+            return f"it ran more than {self._processes_max} processes"
+        if holds_more_than(self._memory_bytes_max, pids):
+            return f"it used more than {self._memory_bytes_max // 2**20} MiB of memory"
+        if self._tmp_files_max is not None and files_in_memory(children_of(self.process.pid)) > self._tmp_files_max:
+            return f"it made more than {self._tmp_files_max} files in /tmp or /dev/shm"
         return ""
 
     def read_stderr(self) -> bool:
@@ -94,8 +99,10 @@ class Child:
 class Launcher:
     """Children by the id that the actor gave them."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, cgroup_parent: str) -> None:
+        """`cgroup_parent` is "" where sandboxes get no cgroups."""
         self._control = control
+        self._cgroup_parent = cgroup_parent
         self._children: dict[str, Child] = {}
         self._blobs: dict[str, bytes] = {}
         self._poll = select.poll()
@@ -141,7 +148,10 @@ class Launcher:
     def _spawn(self, message: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         opened = [theirs.fileno()]
+        cgroup, enter = None, -1
         try:
+            if self._cgroup_parent:
+                cgroup, enter = self._new_cgroup(message)
             fds = {"control": theirs.fileno()}
             contents = {name: self._blobs[name] for name in message["blobs"]}
             contents |= {name: base64.b64decode(data) for name, data in message["own_blobs"].items()}
@@ -163,23 +173,34 @@ class Launcher:
                 env=message["env"],
                 pass_fds=opened,
                 start_new_session=True,
+                # The one thread there is may run Python between fork and exec; what starts there is in the cgroup.
+                preexec_fn=None if cgroup is None else lambda: os.write(enter, b"0"),
                 **({} if uid is None else {"user": uid, "group": uid, "extra_groups": []}),
             )
-        except (OSError, subprocess.SubprocessError, KeyError) as exc:
+        except (OSError, subprocess.SubprocessError, KeyError, NoCgroup) as exc:
             ours.close()
+            if cgroup is not None:
+                cgroup.remove()
             self._send({"event": "failed", "id": message["id"], "error": f"{type(exc).__name__}: {exc}"})
             return
         finally:
             theirs.close()
-            for fd in opened[1:]:
+            for fd in (*opened[1:], *((enter,) if enter >= 0 else ())):
                 os.close(fd)
-        child = self._children[message["id"]] = Child(
-            process, message["scope"], message["memory_bytes_max"], message["processes_max"]
-        )
+        child = self._children[message["id"]] = Child(process, message, cgroup)
         self._stderr_of[child.stderr_fd] = child
         self._poll.register(child.stderr_fd, select.POLLIN)
         self._send({"event": "started", "id": message["id"], "pid": process.pid}, ours.fileno())
         ours.close()
+
+    def _new_cgroup(self, message: dict[str, Any]) -> tuple[SandboxCgroup, int]:
+        cgroup = SandboxCgroup(Path(self._cgroup_parent), f"sandbox-{os.getpid()}-{message['id']}")
+        cgroup.make(
+            memory_bytes_max=message["memory_bytes_max"],
+            processes_max=message["cgroup_processes_max"],
+            cpus_max=message["cpus_max"],
+        )
+        return cgroup, cgroup.open_procs()
 
     def _reap(self) -> None:
         for child_id, child in list(self._children.items()):
@@ -193,6 +214,9 @@ class Launcher:
             child.process.stderr.close()  # type: ignore[union-attr]
             if child.scope != "namespace":
                 self._kill_orphans()
+            if child.cgroup is not None:
+                child.reason = child.reason or child.cgroup.excess()
+                child.cgroup.remove()
             self._send(
                 {
                     "event": "exited",
@@ -222,6 +246,8 @@ class Launcher:
         return None if next_s is None else max(1, int((next_s - now_s) * 1000))
 
     def _kill(self, child: Child) -> None:
+        if child.cgroup is not None:
+            child.cgroup.kill()
         if child.scope != "namespace":
             # Stopped, the agent neither starts more nor tells of each death; it stays the one that orphans come to.
             child.process.send_signal(signal.SIGSTOP)
@@ -297,15 +323,15 @@ def _with_fds(word: str, fds: dict[str, int]) -> str:
     return _FD_WORD.sub(lambda match: str(fds[match.group(1)]), word)
 
 
-def main(control_fd: int) -> None:
-    """Serve one actor, then leave nothing behind."""
+def main(control_fd: int, cgroup_parent: str) -> None:
+    """Serve one actor, then leave nothing behind. `cgroup_parent` is "" where sandboxes get no cgroups."""
     control = socket.socket(fileno=control_fd)
     os.set_inheritable(control_fd, False)
     # A terminal's Ctrl-C is for the actor, which then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     become_subreaper()
-    launcher = Launcher(control)
+    launcher = Launcher(control, cgroup_parent)
     try:
         launcher.serve()
     except (ConnectionResetError, BrokenPipeError):

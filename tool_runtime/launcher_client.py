@@ -10,50 +10,32 @@ import logging
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_program.errors import SandboxUnavailable
 from tool_runtime.launcher import PACKET_BYTES_MAX
 from tool_runtime.sandbox import SpawnPlan
+from tool_runtime.spawning import Exit, RemoteFiles, Spawned
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 10.0
 #: Isolated from the environment and from site-packages: the launcher needs the standard library and two modules of ours.
 _LAUNCHER = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r}); "
-    "from tool_runtime import launcher; launcher.main(int(sys.argv[1]))"
+    "from tool_runtime import launcher; launcher.main(int(sys.argv[1]), sys.argv[2])"
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exit:
-    """How a sandbox's outermost process ended."""
-
-    #: As in `subprocess`: negative for a signal; None where the launcher itself went away.
-    status: int | None
-    #: The beginning of what it wrote to standard error.
-    stderr: str
-    #: Why the launcher killed it, where it did so unasked.
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spawned:
-    """A sandbox that was started; its agent may not be ready yet."""
-
-    id: str
-    pid: int
-    #: The stream to its agent.
-    socket: socket.socket
-    exited: asyncio.Future[Exit]
 
 
 class LauncherClient:
     """One launcher process, started again should it die. Belongs to one event loop."""
 
+    #: Sandboxes see the workspaces themselves.
+    files: RemoteFiles | None = None
+
     def __init__(self) -> None:
+        #: Where the launcher, once it is started, may make a cgroup for each sandbox.
+        self.cgroup_parent: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._defined: dict[str, bytes] = {}
@@ -89,6 +71,9 @@ class LauncherClient:
                 "id": child_id,
                 "memory_bytes_max": plan.memory_bytes_max,
                 "processes_max": plan.processes_max,
+                "cgroup_processes_max": plan.cgroup_processes_max,
+                "cpus_max": plan.cpus_max,
+                "tmp_files_max": plan.tmp_files_max,
                 "executable": plan.executable,
                 "argv": plan.argv,
                 "args": plan.extra_args,
@@ -132,7 +117,7 @@ class LauncherClient:
             await asyncio.to_thread(self._process.wait)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._process = _start_launcher(theirs.fileno())
+            self._process = _start_launcher(theirs.fileno(), self.cgroup_parent)
         except OSError as exc:
             ours.close()
             raise SandboxUnavailable(f"the sandbox launcher cannot be started: {exc}") from exc
@@ -206,11 +191,11 @@ class LauncherClient:
             started.set_result(child)
 
 
-def _start_launcher(control_fd: int) -> subprocess.Popen[bytes]:
+def _start_launcher(control_fd: int, cgroup_parent: Path | None) -> subprocess.Popen[bytes]:
     # An environment of its own, empty: nothing of the platform's can leak through it. A session of its own: a terminal's
     # Ctrl-C reaches the actor, which then ends the launcher in order.
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(control_fd)],
+        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(control_fd), str(cgroup_parent or "")],
         stdin=subprocess.DEVNULL,
         pass_fds=[control_fd],
         env={},

@@ -20,9 +20,10 @@ from agent_program.clock import Clock, SystemClock
 from agent_program.errors import SandboxUnavailable
 from tool_runtime.config import OutputLimits
 from tool_runtime.inside import frames
-from tool_runtime.launcher_client import Exit, LauncherClient, Spawned
+from tool_runtime.listener_handover import received_listener
 from tool_runtime.pending_execution import PendingExecution
 from tool_runtime.sandbox import Ending, Execution, KillScope, SpawnPlan
+from tool_runtime.spawning import Exit, Launcher, Spawned
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ _DEATH_S = 10.0
 class LiveSandbox:
     """A sandbox whose agent is ready. Use `start`."""
 
-    def __init__(self, launcher: LauncherClient, plan: SpawnPlan, child: Spawned, clock: Clock) -> None:
+    def __init__(self, launcher: Launcher, plan: SpawnPlan, child: Spawned, clock: Clock) -> None:
         self._launcher = launcher
         self._plan = plan
         self._child = child
@@ -68,7 +69,7 @@ class LiveSandbox:
 
     @classmethod
     async def start(
-        cls, launcher: LauncherClient, plan: SpawnPlan, *, timeout_s: float, clock: Clock | None = None
+        cls, launcher: Launcher, plan: SpawnPlan, *, timeout_s: float, clock: Clock | None = None
     ) -> LiveSandbox:
         """Start a sandbox and wait until its agent answers.
 
@@ -84,9 +85,14 @@ class LiveSandbox:
         return sandbox
 
     @property
-    def pid(self) -> int:
-        """The outermost process, on the host."""
+    def pid(self) -> int | None:
+        """The outermost process on this machine; None where it runs elsewhere."""
         return self._child.pid
+
+    @property
+    def child(self) -> Spawned:
+        """What the launcher knows it by."""
+        return self._child
 
     @property
     def is_alive(self) -> bool:
@@ -209,7 +215,7 @@ class LiveSandbox:
         await self._launcher.kill(self._child)
         await asyncio.wait({self._child.exited}, timeout=_DEATH_S)
         if not self._child.exited.done():
-            _LOG.error("sandbox process %d does not die", self._child.pid)
+            _LOG.error("sandbox %s does not die (process %s)", self._child.id, self._child.pid)
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, *self._stopping, return_exceptions=True)
@@ -232,22 +238,10 @@ class LiveSandbox:
 
     async def _receive_listener(self, timeout_s: float) -> None:
         """The agent's first message, which has a descriptor with it."""
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._child.socket.fileno(), readable.set)
-        try:
-            await _within(readable, timeout_s)
-        finally:
-            loop.remove_reader(self._child.socket.fileno())
-        listener: socket.socket | None = None
-        with contextlib.suppress(OSError):
-            data, fds, _, _ = socket.recv_fds(self._child.socket, _READ_BYTES, 1)
-            self._early = data
-            listener = socket.socket(fileno=fds[0]) if fds else None
-        if listener is None:
+        self.listener, self._early = await received_listener(self._child.socket, timeout_s)
+        if self.listener is None:
             await asyncio.wait({self._child.exited}, timeout=_KILL_ANSWER_S)
             raise SandboxUnavailable(f"the sandbox does not start: {self._exit_reason()}")
-        listener.setblocking(False)
-        self.listener = listener
 
     async def _run(
         self,
@@ -368,7 +362,8 @@ class LiveSandbox:
             return "the sandbox closed its connection"
         ended = self._child.exited.result()
         said = f": {ended.stderr.strip()}" if ended.stderr.strip() else ""
-        return ended.reason or f"the sandbox ended (status {ended.status}){said}"
+        status = "" if ended.status is None else f" (status {ended.status})"
+        return ended.reason or f"the sandbox ended{status}{said}"
 
     def _die(self, reason: str) -> None:
         if not self._dead.is_set():

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 
 from tool_runtime.config import OutputLimits
-from tool_runtime.output import HeadTail
+from tool_runtime.output import bounded
 
 
 class PendingExecution:
@@ -14,10 +14,7 @@ class PendingExecution:
 
     def __init__(self, limits: OutputLimits) -> None:
         self.nonce = secrets.token_hex(8)
-        self.streams = {
-            b"stdout": HeadTail(limits.head_bytes, limits.tail_bytes),
-            b"stderr": HeadTail(limits.head_bytes, limits.tail_bytes),
-        }
+        self.streams = {stream: bounded(limits) for stream in (b"stdout", b"stderr")}
         self.over_limit = asyncio.Event()
         #: Which limit, in words.
         self.limit = ""

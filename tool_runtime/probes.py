@@ -20,9 +20,9 @@ from pathlib import Path
 from agent_program.errors import SandboxUnavailable
 from agent_program.ids import DEFAULT_TENANT, ProgramId
 from tool_runtime.config import OutputLimits, SandboxLimits
-from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.live_sandbox import LiveSandbox
 from tool_runtime.sandbox import Ending, KillScope, Sandboxing, SandboxSpec
+from tool_runtime.spawning import Launcher
 from tool_runtime.workspaces import Workspaces
 
 _TIMEOUT_S = 30.0
@@ -164,7 +164,7 @@ _NAMES = (
 
 async def failures(
     backend: Sandboxing,
-    launcher: LauncherClient,
+    launcher: Launcher,
     workspaces: Workspaces,
     limits: SandboxLimits,
     *,

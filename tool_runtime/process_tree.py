@@ -83,6 +83,20 @@ def holds_more_than(limit_bytes: int, pids: list[int]) -> bool:
     return shared + tables + files > limit_bytes
 
 
+def files_in_memory(pids: list[int]) -> int:
+    """The most files that one of these processes' own /tmp or /dev/shm holds; 0 where that cannot be seen."""
+    most = 0
+    for pid in pids:
+        for place in ("tmp", "dev/shm"):
+            with contextlib.suppress(OSError):
+                path = f"/proc/{pid}/root/{place}"
+                # A sandbox that is still being made sees the host's.
+                if os.stat(path).st_dev != os.stat(f"/{place}").st_dev:
+                    found = os.statvfs(path)
+                    most = max(most, found.f_files - found.f_ffree)
+    return most
+
+
 def threads(pids: list[int]) -> int:
     """Processes and threads, as the kernel counts them for a limit."""
     total = 0

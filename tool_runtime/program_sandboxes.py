@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from agent_program.clock import Clock
@@ -14,20 +14,23 @@ from agent_program.errors import Overloaded
 from agent_program.ids import ProgramId, TenantId
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.egress_proxy import EgressProxy
-from tool_runtime.launcher_client import LauncherClient
+from tool_runtime.held_program import HeldProgram
 from tool_runtime.live_sandbox import LiveSandbox
 from tool_runtime.pool import SandboxView, idle_too_long, over_limit, to_make_room
-from tool_runtime.sandbox import Ending, Execution, Sandboxing, SandboxSpec
+from tool_runtime.program_sandbox import ProgramReleased, ProgramSandbox, WorkspaceFull
+from tool_runtime.sandbox import Sandboxing, SandboxSpec
+from tool_runtime.spawning import Launcher
+from tool_runtime.trees import usage_of
 from tool_runtime.warm_pool import WarmPool
+from tool_runtime.workspace_errors import WorkspaceBusy
 from tool_runtime.workspaces import Workspaces
 
 _LOG = logging.getLogger(__name__)
 
-#: Tools that keep something between calls, which overlapping calls would tear apart.
-SESSION_TOOLS = frozenset({"shell", "python"})
 #: Programs without a live sandbox that are remembered, so that a lost session can be told; the oldest is forgotten.
 _PROGRAMS_REMEMBERED_MAX = 4096
 _RETRY_AFTER_S = 5.0
+_HELD_MAX = 1000
 #: Between two looks at the workspaces in use: at least this long, and this many times as long as a look takes.
 _IDLE_CHECK_S = 30.0
 _CLEAN_S = 3600.0
@@ -39,65 +42,13 @@ _DISK_WATCH_S, _DISK_WATCH_PAUSE = 1.0, 5.0
 _DISK_GRACE_S, _DISK_STRIKES_MAX = 2.0, 3
 
 
-class ProgramReleased(Exception):
-    """The program was released while a call of it waited."""
-
-
-class WorkspaceFull(Exception):
-    """The program's workspace stays above its limit; the message says which."""
-
-
-class ProgramSandbox:
-    """One program's sandbox, or the place where it will be."""
-
-    def __init__(self, tenant_id: TenantId, program_id: ProgramId) -> None:
-        self.tenant_id = tenant_id
-        self.program_id = program_id
-        self.session_locks = {tool: asyncio.Lock() for tool in SESSION_TOOLS}
-        #: Held while the sandbox is started or closed.
-        self.changing = asyncio.Lock()
-        self.sandbox: LiveSandbox | None = None
-        self.busy = 0
-        self.busy_since_s = 0.0
-        self.last_used_s = 0.0
-        self.is_sleep_asked = False
-        #: Something ran since the workspace was last looked at.
-        self.is_disk_unchecked = False
-        #: What the workspace has too much of, and how often in a row it was found to.
-        self.disk_excess: str | None = None
-        self.disk_strikes = 0
-        #: The program is over; nothing starts for it any more.
-        self.is_released = False
-        self._with_state: set[str] = set()
-        self._lost: set[str] = set()
-
-    def executed(self, tool: str, execution: Execution, sandbox: LiveSandbox) -> bool:
-        """Keep track of which sessions hold state; True if the tool's had been lost before this execution, which is news."""
-        lost = sandbox.take_lost_sessions()  # what died between calls is heard of during the next one at the latest
-        self._lost |= lost & self._with_state
-        self._with_state -= lost
-        is_news = tool in self._lost
-        self._lost.discard(tool)
-        if execution.ending is not Ending.FINISHED:
-            self._with_state.discard(tool)  # its own result says so
-            self.all_state_lost()
-        if tool in SESSION_TOOLS:
-            self._with_state.discard(tool) if execution.session_lost else self._with_state.add(tool)
-        return is_news
-
-    def all_state_lost(self) -> None:
-        """The sandbox, or every process in it, is gone."""
-        self._lost |= self._with_state
-        self._with_state.clear()
-
-
 class ProgramSandboxes:
     """Every program that this actor knows."""
 
     def __init__(
         self,
         settings: ToolRuntimeSettings,
-        launcher: LauncherClient,
+        launcher: Launcher,
         backend: Sandboxing,
         workspaces: Workspaces,
         clock: Clock,
@@ -113,7 +64,10 @@ class ProgramSandboxes:
         self._programs: OrderedDict[tuple[TenantId, ProgramId], ProgramSandbox] = OrderedDict()
         self.started = 0
         self.closed_for_room = 0
+        #: Closings and releases under way, which whoever waits for them may leave.
         self._closing: set[asyncio.Task[None]] = set()
+        #: Sandboxes that are being started, which take room already.
+        self._starting = 0
         self.warm = WarmPool(self._start, workspaces, settings.warm_sandboxes if backend.has_own_view else 0)
 
     @property
@@ -121,15 +75,20 @@ class ProgramSandboxes:
         """Sandboxes that are alive."""
         return len(self._live())
 
-    def program(self, tenant_id: TenantId, program_id: ProgramId) -> ProgramSandbox:
-        """The program's entry, made if it is new."""
+    @contextmanager
+    def known(self, tenant_id: TenantId, program_id: ProgramId) -> Iterator[ProgramSandbox]:
+        """The program's entry, made if it is new, for as long as a call of the program is under way."""
         key = (tenant_id, program_id)
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = ProgramSandbox(tenant_id, program_id)
-            self._forget_oldest()
+        program.calls += 1
         self._programs.move_to_end(key)
-        return program
+        self._forget_oldest()
+        try:
+            yield program
+        finally:
+            program.calls -= 1
 
     @asynccontextmanager
     async def use(self, program: ProgramSandbox) -> AsyncIterator[LiveSandbox]:
@@ -151,7 +110,11 @@ class ProgramSandboxes:
                 if program.sandbox is None or not program.sandbox.is_alive:
                     await self._close(program)
                     await self._make_room()
-                    program.sandbox = await self._sandbox_for(program)
+                    self._starting += 1
+                    try:
+                        program.sandbox = await self._sandbox_for(program)
+                    finally:
+                        self._starting -= 1
                 sandbox = program.sandbox
             if program.busy == 1:
                 program.busy_since_s, program.is_disk_unchecked = self._clock.now_s(), True
@@ -165,19 +128,64 @@ class ProgramSandboxes:
             if not program.busy and program.sandbox is not None:
                 await program.sandbox.watch(is_busy=False)
 
-    async def release(self, tenant_id: TenantId, program_id: ProgramId, *, delete_workspace: bool) -> None:
-        """Close the program's sandbox and forget the program; with `delete_workspace`, remove its files as well."""
-        program = self._programs.pop((tenant_id, program_id), None)
-        if program is not None:
-            program.is_released = True
+    @asynccontextmanager
+    async def at_rest(self, tenant_id: TenantId, program_id: ProgramId, *, closes: bool) -> AsyncIterator[None]:
+        """The program with no call under way, and with `closes` without a sandbox; calls that come meanwhile wait.
+
+        Raises:
+            WorkspaceBusy: a call is under way, or the program is just being released.
+        """
+        with self.known(tenant_id, program_id) as program:
+            if program.calls > 1 or program.is_released:
+                raise WorkspaceBusy
             async with program.changing:
-                await self._close(program)
-        if delete_workspace:
-            await asyncio.to_thread(self._workspaces.delete, tenant_id, program_id)
+                if closes:
+                    await self._close(program)
+                yield
+
+    async def release(self, tenant_id: TenantId, program_id: ProgramId, *, delete_workspace: bool) -> None:
+        """Close the program's sandbox and forget the program; with `delete_workspace`, remove its files as well.
+
+        Once begun it is carried through, also when the caller gives up waiting: nobody would come back for the sandbox. Calls
+        of the program that wait meanwhile, or come before it is done, find the program released.
+
+        Raises:
+            OSError: something in the workspace cannot be removed; it is out of the way all the same.
+        """
+        releasing = asyncio.create_task(self._release(tenant_id, program_id, delete_workspace))
+        self._closing.add(releasing)
+        releasing.add_done_callback(self._closing.discard)
+        await asyncio.shield(releasing)
+
+    async def _release(self, tenant_id: TenantId, program_id: ProgramId, delete_workspace: bool) -> None:
+        key = (tenant_id, program_id)
+        # Known until the end, so that no call that comes meanwhile makes a new entry, and with it a new workspace.
+        with self.known(tenant_id, program_id) as program:
+            program.is_released = True
+            try:
+                async with program.changing:
+                    await self._close(program)
+                if delete_workspace:
+                    await asyncio.to_thread(self._workspaces.delete, tenant_id, program_id)
+            finally:
+                if self._programs.get(key) is program:
+                    del self._programs[key]
 
     def tenants_of(self, program_id: ProgramId) -> list[TenantId]:
         """The tenants under which a program of this id is known here."""
         return [tenant_id for tenant_id, known_id in self._programs if known_id == program_id]
+
+    async def held(self, quiet_s: float) -> list[HeldProgram]:
+        """Programs that have a sandbox or files here and ran nothing for `quiet_s`; no more than a thousand of each."""
+        idle = {(one.tenant_id, one.program_id) for one in self._idle_for(quiet_s)[:_HELD_MAX]}
+        quiet = await asyncio.to_thread(
+            self._workspaces.quiet, quiet_s=quiet_s, now_wall_s=self._clock.wall_s(), count_max=_HELD_MAX
+        )
+        resting = [key for key in quiet if key not in self._programs or not self._programs[key].calls]
+        return [
+            HeldProgram(tenant_id=tenant_id, program_id=program_id, is_live=(tenant_id, program_id) in idle)
+            for tenant_id, program_id in dict.fromkeys((*idle, *resting))
+        ]
 
     async def check_disks(self) -> float:
         """Look at the workspaces in use, and end what runs in one that holds too much.
@@ -195,7 +203,7 @@ class ProgramSandboxes:
         limits, sandbox = self._settings.limits, program.sandbox
         program.is_disk_unchecked = program.busy > 0
         usage = await asyncio.to_thread(
-            self._workspaces.usage,
+            usage_of,
             self._workspaces.path(program.tenant_id, program.program_id),
             bytes_max=limits.workspace_bytes_max,
             files_max=limits.workspace_files_max,
@@ -207,6 +215,8 @@ class ProgramSandboxes:
 
     async def clean(self) -> float:
         """Remove workspaces that nobody will come back for; returns the seconds until it should be done again."""
+        for program in self._live():
+            self._workspaces.ensure(program.tenant_id, program.program_id)  # which renews it
         removed = await asyncio.to_thread(
             self._workspaces.clean, ttl_s=self._settings.workspace_ttl_s, now_wall_s=self._clock.wall_s()
         )
@@ -220,11 +230,14 @@ class ProgramSandboxes:
         Returns the seconds until it should be looked at again.
         """
         sleep_s, ttl_s = self._settings.idle_sandbox_sleep_s, self._settings.idle_sandbox_ttl_s
-        for key in idle_too_long(self._views(), now_s=self._clock.now_s(), ttl_s=ttl_s):
-            await self._close_if_idle(self._programs[key])
-        for key in idle_too_long(self._views(), now_s=self._clock.now_s(), ttl_s=sleep_s):
-            await self._sleep_if_idle(self._programs[key])
+        for program in self._idle_for(ttl_s):
+            await self._close_if_idle(program)
+        for program in self._idle_for(sleep_s):
+            await self._sleep_if_idle(program)
         return min(sleep_s / 2, ttl_s / 4, _IDLE_CHECK_S)
+
+    def _idle_for(self, seconds: float) -> list[ProgramSandbox]:
+        return [self._programs[key] for key in idle_too_long(self._views(), now_s=self._clock.now_s(), ttl_s=seconds)]
 
     async def _sleep_if_idle(self, program: ProgramSandbox) -> None:
         sandbox = program.sandbox
@@ -237,7 +250,7 @@ class ProgramSandboxes:
         """Close every sandbox."""
         await self.warm.close()
         await asyncio.gather(*(self._close(program) for program in self._programs.values()))
-        await asyncio.gather(*self._closing)
+        await asyncio.gather(*self._closing, return_exceptions=True)
         self._programs.clear()
 
     async def _sandbox_for(self, program: ProgramSandbox) -> LiveSandbox:
@@ -264,7 +277,7 @@ class ProgramSandboxes:
         return sandbox
 
     async def _make_room(self) -> None:
-        while len(self._live()) >= self._settings.live_sandboxes_max:
+        while self.live + self._starting >= self._settings.live_sandboxes_max:
             key = to_make_room(self._views())
             if key is None:
                 raise Overloaded("every sandbox is busy", retry_after_s=_RETRY_AFTER_S)
@@ -309,6 +322,6 @@ class ProgramSandboxes:
             if surplus <= 0:
                 return
             program = self._programs[key]
-            if program.sandbox is None and not program.busy:
+            if program.sandbox is None and not program.calls:
                 del self._programs[key]
                 surplus -= 1

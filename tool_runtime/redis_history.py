@@ -35,6 +35,7 @@ from agent_program.clock import Clock, SystemClock
 from agent_program.errors import StoreUnavailable
 from agent_program.ids import ToolKey
 from agent_program.tool_events import LatencySample, ToolOutcome
+from tool_runtime.config import HistorySettings
 from tool_runtime.history import HistoryLimits
 from tool_runtime.latency import LatencySnapshot, Observation, ToolLatency, summarise
 from tool_runtime.store_url import dialled_url
@@ -152,6 +153,19 @@ class RedisHistory:
             global_=self._global.summary(now_wall_s),
             tools={key: window.summary(now_wall_s) for key, window in sorted(self._windows.items())},
         )
+
+
+def redis_history(settings: HistorySettings, store_url: str) -> RedisHistory:
+    """The history in the store, within the settings' bounds: all who write it must have the same."""
+    return RedisHistory(
+        store_url,
+        HistoryLimits(
+            window_samples_max=settings.window_samples_max,
+            global_samples_max=settings.global_samples_max,
+            keys_max=settings.keys_max,
+            half_life_s=settings.half_life_s,
+        ),
+    )
 
 
 class _Window:

@@ -1,25 +1,55 @@
-"""The tools there are: name, description for the model, JSON Schema of the arguments.
+"""The tools there are: name, description for the model, JSON Schema of the arguments, and who runs them.
 
-Tools are values; what runs them is the sandbox's exec agent (`tool_runtime/inside/`). Arguments are checked against the
-schema before anything runs, and what is wrong with them is put in words that a model can act on.
+    builtin    shell, python, files, http_fetch                    this module
+    function   a Python function that was registered               functions.py
+    mcp        a tool of an MCP server, `server__tool`             mcp_tools.py
+    client     a function that whoever submitted the program runs  tool_selection.py
+
+Tools are values. Arguments are checked against the schema before anything runs, and what is wrong with them is put in words
+that a model can act on. A schema may come from a stranger, so nothing that it refers to is ever fetched.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, SchemaError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from agent_program.errors import ToolNotFound
 
 ERRORS_SHOWN_MAX = 5
+NAME_CHARS_MAX = 64
+SCHEMA_BYTES_MAX = 64 * 1024
+DESCRIPTION_CHARS_MAX = 8192
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NOWHERE: Registry[Any] = Registry()
+
+
+class ToolKind(StrEnum):
+    """Who runs a tool."""
+
+    BUILTIN = "builtin"
+    #: A registered Python function.
+    FUNCTION = "function"
+    #: An MCP server.
+    MCP = "mcp"
+    #: Whoever submitted the program: the program waits for the outputs to be posted.
+    CLIENT = "client"
 
 
 class ArgumentsInvalid(ValueError):
     """The model's arguments do not fit the tool's schema; the message says how, for the model."""
+
+
+class ToolRefused(Exception):
+    """The tool cannot run this call now, and has not begun; the message says why, for the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +64,35 @@ class ToolSpec:
     parameters: Mapping[str, Any]
     #: Running it twice does no more than running it once: an interrupted call may be repeated.
     idempotent: bool = False
+    kind: ToolKind = ToolKind.BUILTIN
+    #: The MCP server that has it; None for every other kind.
+    server: str | None = None
+    #: Somebody must agree to each call before it runs.
+    needs_approval: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+            "idempotent": self.idempotent,
+            "kind": self.kind.value,
+            "server": self.server,
+            "needs_approval": self.needs_approval,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> ToolSpec:
+        """Read `to_wire` back.
+
+        Raises:
+            ValueError: a field is missing or malformed.
+        """
+        try:
+            return cls(**{**wire, "kind": ToolKind(wire["kind"])})
+        except (KeyError, TypeError) as exc:
+            raise ValueError(f"not a tool: {exc}") from exc
 
 
 def _object(required: list[str], **properties: dict[str, Any]) -> dict[str, Any]:
@@ -146,17 +205,41 @@ _BUILTIN = (
 BUILTIN_TOOLS: Mapping[str, ToolSpec] = {spec.name: spec for spec in _BUILTIN}
 
 
-def get(name: str) -> ToolSpec:
+def get(name: str, tools: Mapping[str, ToolSpec] = BUILTIN_TOOLS) -> ToolSpec:
     """The tool called `name`.
 
     Raises:
         ToolNotFound: there is none; the message lists those there are.
     """
     try:
-        return BUILTIN_TOOLS[name]
+        return tools[name]
     except KeyError:
-        known = ", ".join(BUILTIN_TOOLS)
+        known = ", ".join(tools)[:2000]
         raise ToolNotFound(f"there is no tool called {name[:100]!r}; there are: {known}", param="tools") from None
+
+
+def fault_of(spec: ToolSpec) -> str | None:
+    """What is wrong with a tool that is not ours, in words; None if it can be offered to a model and checked.
+
+    The schema must be valid, have an object at its root, and refer to nothing outside itself.
+    """
+    if not _NAME.fullmatch(spec.name):
+        return f"its name must be letters, digits, _ and -, at most {NAME_CHARS_MAX} of them"
+    if len(spec.description) > DESCRIPTION_CHARS_MAX:
+        return f"its description is longer than {DESCRIPTION_CHARS_MAX} characters"
+    try:
+        text = json.dumps(dict(spec.parameters))
+    except (TypeError, ValueError, RecursionError) as exc:
+        return f"its parameters are not JSON: {exc}"
+    if len(text) > SCHEMA_BYTES_MAX:
+        return f"its parameters are larger than {SCHEMA_BYTES_MAX} bytes"
+    if spec.parameters.get("type") != "object":
+        return "its parameters must be a JSON Schema whose type is object"
+    try:
+        Draft202012Validator.check_schema(dict(spec.parameters))
+    except (SchemaError, RecursionError) as exc:
+        return f"its parameters are no JSON Schema: {getattr(exc, 'message', exc)}"[:500]
+    return None
 
 
 def openai_schema(spec: ToolSpec) -> dict[str, Any]:
@@ -185,9 +268,11 @@ def parse_arguments(spec: ToolSpec, arguments: Mapping[str, Any] | str, *, bytes
         ) from exc
     if not isinstance(parsed, dict):
         raise ArgumentsInvalid(f"The arguments of {spec.name} must be one JSON object, not {type(parsed).__name__}.")
-    faults = sorted(
-        Draft202012Validator(dict(spec.parameters)).iter_errors(parsed), key=lambda fault: list(map(str, fault.path))
-    )
+    validator = Draft202012Validator(_checkable(spec), registry=_NOWHERE)
+    try:
+        faults = sorted(validator.iter_errors(parsed), key=lambda fault: list(map(str, fault.path)))
+    except (Unresolvable, RecursionError, re.error) as exc:
+        raise ArgumentsInvalid(f"The schema of {spec.name} cannot be applied to these arguments: {exc}"[:500]) from exc
     if faults:
         told = "; ".join(
             f"{'.'.join(map(str, fault.path)) or 'arguments'}: {fault.message[:300]}"
@@ -196,6 +281,27 @@ def parse_arguments(spec: ToolSpec, arguments: Mapping[str, Any] | str, *, bytes
         wanted = json.dumps({name: _briefly(schema) for name, schema in spec.parameters.get("properties", {}).items()})
         raise ArgumentsInvalid(f"The arguments of {spec.name} are wrong: {told}. Expected: {wanted}.")
     return parsed
+
+
+def _checkable(spec: ToolSpec) -> Any:
+    """The schema that arguments are checked against: a stranger's without its regular expressions, which may take for ever."""
+    if spec.kind in (ToolKind.MCP, ToolKind.CLIENT):
+        return _without_patterns(spec.parameters)
+    return dict(spec.parameters)
+
+
+def _without_patterns(schema: Any) -> Any:
+    if isinstance(schema, Mapping):
+        # What `patternProperties` allows, `additionalProperties` would then refuse.
+        dropped = {"patternProperties", "additionalProperties"} if "patternProperties" in schema else set()
+        return {
+            key: {name: _without_patterns(of) for name, of in value.items()}
+            if key == "properties" and isinstance(value, Mapping)
+            else _without_patterns(value)
+            for key, value in schema.items()
+            if key not in dropped and not (key == "pattern" and isinstance(value, str))
+        }
+    return [_without_patterns(value) for value in schema] if isinstance(schema, list) else schema
 
 
 def _dump(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:

@@ -47,6 +47,6 @@ def _notes(tool: str, execution: Execution, timeout_s: float) -> list[str]:
         return [f"Stopped: {execution.reason}. Everything it had started was killed."]
     if execution.ending is Ending.INTERRUPTED:
         return [f"Interrupted: {execution.reason}. It may have done some of its work."]
-    if tool in _STATE_LOST and execution.exit_code:
+    if execution.exit_code and (tool in _STATE_LOST or execution.exit_code > 1):
         return [f"exit code {execution.exit_code}"]
     return []

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tool_runtime.config import OutputLimits, SandboxLimits
 
@@ -35,6 +35,17 @@ class KillScope(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ServerCommand:
+    """A program to run in a sandbox in the agent's place, with the host at its standard input and output."""
+
+    argv: tuple[str, ...]
+    #: Added to the sandbox's own environment.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    #: Files and directories of the host that it needs, shown read-only under their own names.
+    readable: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxSpec:
     """One sandbox that is wanted."""
 
@@ -45,6 +56,8 @@ class SandboxSpec:
     limits: SandboxLimits
     #: Port on the sandbox's own loopback at which it finds the egress proxy; None for no network at all.
     proxy_port: int | None = None
+    #: None for the exec agent.
+    server: ServerCommand | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +80,11 @@ class SpawnPlan:
     memory_bytes_max: int
     #: How many processes and threads it may have, where nothing else counts them; None where the kernel does.
     processes_max: int | None = None
+    #: What a cgroup counts, where the launcher has one for it: processes and threads, and CPUs.
+    cgroup_processes_max: int
+    cpus_max: float | None = None
+    #: Files and directories in the memory filesystems that are the sandbox's own; None where it has none.
+    tmp_files_max: int | None = None
     kill_scope: KillScope = KillScope.NAMESPACE
     #: The agent's first message comes with a listening socket, for the egress proxy.
     hands_out_listener: bool = False
@@ -124,6 +142,8 @@ class BoundedText:
     text: str = ""
     #: Bytes that were dropped between the two.
     truncated_bytes: int = 0
+    #: Ends of lines among them.
+    truncated_lines: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,12 +167,12 @@ class Executor(Protocol):
     async def execute(
         self,
         tool: str,
-        fields: Mapping[str, str | bytes | int],
+        fields: Mapping[str, Any],
         *,
         timeout_s: float,
         grace_s: float,
         output: OutputLimits,
         cancelled: asyncio.Event | None = None,
     ) -> Execution:
-        """Run one call to its end, which comes a few seconds after `timeout_s` and `grace_s` at the latest."""
+        """Run one call, whose arguments are `fields`, to its end, which comes a few seconds after `timeout_s` and `grace_s` at the latest."""
         ...

@@ -34,6 +34,7 @@ class _Scanner:
         self._current = Command()
         self._word: list[str] | None = None
         self._heredocs: list[tuple[str, bool]] = []
+        self._parentheses = 0
 
     def run(self) -> list[Command]:
         while self._at < len(self._text):
@@ -75,6 +76,14 @@ class _Scanner:
             self._at += 1
 
     def _separator(self, char: str) -> None:
+        if char == "(":
+            self._parentheses += 1
+        elif char == ")" and self._parentheses:
+            self._parentheses -= 1
+        elif char == ")":  # the end of a pattern of `case`, which is no command, nor are its alternatives
+            while self._current.reads_pipe and self._commands:
+                self._current = self._commands.pop()
+            self._word, self._current = None, Command()
         doubled = self._text[self._at + 1 : self._at + 2] == char and char in "&|;"
         is_pipe = char == "|" and not doubled
         self._end_command(pipes=is_pipe)

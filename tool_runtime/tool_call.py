@@ -3,7 +3,7 @@
 A call always ends in exactly one `ToolResult`, whatever happens: bad arguments, a tool that fails, a timeout, a sandbox
 that dies. Between the call and its result there is at most one `ToolStarted`, sent when the tool itself begins: what
 came before is queueing (`queue_s`), what comes after is the tool's own time (`duration_s`), and only the latter is a
-latency sample.
+latency sample. A tool that tells how far it is adds `ToolProgress` in between, not more often than once a second.
 """
 
 from __future__ import annotations
@@ -43,6 +43,25 @@ class ToolStarted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ToolProgress:
+    """The tool runs, and says how far it is."""
+
+    call_id: str
+    tool_key: ToolKey
+    #: In the tool's own unit; it does not decrease.
+    progress: float
+    #: What `progress` will be at the end; None where the tool does not know.
+    total: float | None = None
+    #: What it is doing, for people.
+    message: str | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """The part that is done, from 0 to 1; None where the tool does not know its total."""
+        return min(1.0, max(0.0, self.progress / self.total)) if self.total and self.total > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
     """How a call ended; `output` is the text that the model is given."""
 
@@ -58,3 +77,6 @@ class ToolResult:
     queue_s: float = 0.0
     #: Bytes of output that were dropped from the middle.
     truncated_bytes: int = 0
+
+
+ToolEventOfCall = ToolStarted | ToolProgress | ToolResult

@@ -5,7 +5,7 @@
 1. A tool that is not a shell: the tool's name.
 2. A shell: of all simple commands in the text, the *heaviest*, and of several equally heavy ones the last.
    `cd`, `export`, assignments and the like weigh nothing; a filter behind a pipe (`| tail`, `| grep x`) weighs less than
-   what feeds it; `echo`, `ls`, `mkdir` and the like weigh little; everything else weighs most.
+   what feeds it; `echo`, `ls`, `mkdir` and the like weigh little, `sleep` a little more; everything else weighs most.
 3. A wrapper (`sudo`, `timeout 60`, `env A=1`, `xargs`, `poetry run`, `bash -c '…'`) stands for what it runs, `python -m X` for X.
 4. The directory is stripped (`/usr/bin/git` → `git`), a version suffix of Python and pip too (`python3.11` → `python`).
 
@@ -61,7 +61,8 @@ _WRAPPERS: dict[str, frozenset[str]] = {
     "exec": frozenset({"-a"}),
     "command": frozenset(),
     "builtin": frozenset(),
-    "eval": frozenset(),
+    "doas": frozenset({"-u", "-C"}),
+    "flock": frozenset({"-w", "-E"}),
     "xargs": frozenset({"-I", "-n", "-P", "-L", "-d", "-a", "-s"}),
     "timeout": frozenset({"-k", "-s", "--signal", "--kill-after"}),
     "strace": frozenset({"-e", "-o", "-p"}),
@@ -69,7 +70,7 @@ _WRAPPERS: dict[str, frozenset[str]] = {
     "uvx": frozenset({"--from", "--with"}),
 }
 #: Wrappers whose first plain word is their own (`timeout 60 make`), by how many such words there are.
-_OWN_WORDS = {"timeout": 1}
+_OWN_WORDS = {"timeout": 1, "flock": 1}
 #: `poetry run pytest`: program → the sub-command after which the real command stands.
 _RUNNERS = {
     "poetry": "run",
@@ -83,6 +84,8 @@ _RUNNERS = {
 }
 _RUNNER_OPTIONS = frozenset({"-n", "--name", "-p", "--prefix", "--with", "--python", "--extra", "--group", "--project"})
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+#: Options of Python that take a value.
+_PYTHON_OPTIONS = frozenset({"-X", "-W"})
 _VERSIONED = re.compile(r"(python|pip|pypy)[0-9.]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
@@ -141,7 +144,7 @@ def _heaviest(text: str, *, nesting: int) -> str | None:
     best_weight, best_name = -1, None
     for command in split_commands(text):
         name = _name_of(command.words, nesting)
-        if name is None:
+        if name is None or not _clean(name):
             continue
         weight = _weight(name, command)
         if weight >= best_weight:
@@ -154,7 +157,10 @@ def _weight(name: str, command: Command) -> int:
         return 0
     if command.reads_pipe and name in _FILTERS:
         return 1
-    return 2 if name in _LITTLE_WEIGHT else 3
+    if name in _LITTLE_WEIGHT:
+        return 2
+    # Waiting takes time, and says nothing of what is waited for.
+    return 3 if name == "sleep" else 4
 
 
 def _name_of(words: list[str], nesting: int) -> str | None:
@@ -168,8 +174,8 @@ def _name_of(words: list[str], nesting: int) -> str | None:
         if word in ("for", "select", "case", "function"):
             return None
         name = _without_path(word)
-        if name in _SHELLS and nesting < _NESTING_MAX:
-            inner = _shell_text(words)
+        if (name in _SHELLS or name == "eval") and nesting < _NESTING_MAX:
+            inner = " ".join(words[1:]) if name == "eval" else _shell_text(words)
             if inner is not None:
                 return _heaviest(inner, nesting=nesting + 1) or name
         if name in _WRAPPERS:
@@ -220,11 +226,13 @@ def _shell_text(words: list[str]) -> str | None:
 
 
 def _python_module(words: list[str]) -> str | None:
+    is_value = False
     for index, word in enumerate(words[1:], start=1):
         if word == "-m":
             return words[index + 1] if index + 1 < len(words) else None
-        if not word.startswith("-") or word == "-c":
+        if not is_value and (not word.startswith("-") or word == "-c"):
             return None
+        is_value = word in _PYTHON_OPTIONS
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tool_runtime.bubblewrap import agent_command
+from tool_runtime.bubblewrap import inside_command
 from tool_runtime.sandbox import KillScope, SandboxSpec, SpawnPlan
 
 
@@ -27,9 +27,17 @@ class UnsafeLocal:
         package_root = str(Path(__file__).resolve().parent.parent)
         return SpawnPlan(
             executable=str(self._python),
-            argv=agent_command(self._python, package_root, spec.limits, KillScope.DESCENDANTS),
-            environment={"PATH": os.defpath, "HOME": str(spec.workspace), "LANG": "C.UTF-8", "TERM": "dumb"},
+            argv=inside_command(self._python, package_root, spec, KillScope.DESCENDANTS),
+            environment={
+                "PATH": os.defpath,
+                "HOME": str(spec.workspace),
+                "LANG": "C.UTF-8",
+                "TERM": "dumb",
+                **(spec.server.environment if spec.server is not None else {}),
+            },
             cwd=str(spec.workspace),
             memory_bytes_max=spec.limits.memory_bytes_max,
+            cgroup_processes_max=spec.limits.processes_max,
+            cpus_max=spec.limits.cpus_max,
             kill_scope=KillScope.DESCENDANTS,
         )

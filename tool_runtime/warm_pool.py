@@ -73,13 +73,16 @@ class WarmPool:
 
     async def _fill(self) -> None:
         while len(self._parked) < self._size:
-            workspace, uid = self._workspaces.park()
             try:
-                self._parked.append((await self._start(workspace, uid), workspace))
+                await self._park_one()
             except SandboxUnavailable as exc:
                 _LOG.warning("no sandbox can be parked now: %s", exc.message)
-                await asyncio.to_thread(self._workspaces.discard, workspace)
                 await asyncio.sleep(_AFTER_FAULT_S)
-            except asyncio.CancelledError:
-                self._workspaces.discard(workspace)
-                raise
+
+    async def _park_one(self) -> None:
+        workspace, uid = self._workspaces.park()
+        try:
+            self._parked.append((await self._start(workspace, uid), workspace))
+        except BaseException:
+            self._workspaces.discard(workspace)
+            raise

@@ -1,6 +1,9 @@
 """Where programs' files live on the host, and how they are removed.
 
     <state_dir>/workspaces/<opaque id>     one directory a program, mode 0700, owned by the sandbox's user
+    <state_dir>/owners/<opaque id>         whose it is, for the platform's own eyes
+    <state_dir>/snapshots/<opaque id>/     what programs had kept of theirs (`workspace_transfers.py`)
+    <state_dir>/uploads/<random>           archives that arrive, and what is unpacked of them
     <state_dir>/parked/<random>            workspaces of sandboxes that wait for a program
     <state_dir>/trash/<random>             what is being deleted
     <state_dir>/programs/<digest>          programs that sandboxes are made with, where their own place is out of reach
@@ -8,7 +11,10 @@
 A workspace outlives sandboxes and actors; deleting it is asked for. The name is a digest of tenant and program, so that
 nothing of either shows in a path inside the sandbox, and no id can name a directory outside.
 
-What a program left is hostile: it is never opened, followed or run here, only renamed and unlinked.
+A workspace in which nothing happened for a time is removed, with its snapshots. That time is read from the directory, so it does
+not matter whose actor made it, nor how often actors were restarted since.
+
+What a program left is hostile: it is never followed or run here (`trees.py`), only renamed, read where it is plain, and unlinked.
 """
 
 from __future__ import annotations
@@ -22,12 +28,10 @@ from pathlib import Path
 
 from agent_program.errors import SandboxUnavailable
 from agent_program.ids import ProgramId, TenantId
-from tool_runtime.sandbox import WorkspaceUsage
+from tool_runtime.trees import delete_tree
 
 #: A deletion that did nothing for this long is nobody's any more.
 _BROKEN_OFF_S = 600.0
-#: A tree that is deeper than this is over the limit whatever it holds: nobody needs it, and counting it would cost depth.
-_DEPTH_MAX = 200
 
 
 class Workspaces:
@@ -44,15 +48,17 @@ class Workspaces:
         self._root = state_dir.absolute()
         self._workspaces, self._trash = self._root / "workspaces", self._root / "trash"
         self._parked, self.programs = self._root / "parked", self._root / "programs"
+        self._owners, self.snapshots = self._root / "owners", self._root / "snapshots"
+        self.uploads = self._root / "uploads"
         #: Locks on our parked workspaces, by which others know that somebody lives.
         self._locks: dict[Path, int] = {}
         # Root's sandboxes run as other users, who must pass through but see no names.
         mode = 0o711 if self._is_root else 0o700
         try:
             for directory in (self._root, self._workspaces, self._parked, self._trash, self.programs):
-                directory.mkdir(mode=mode, parents=True, exist_ok=True)
-                _check_own(directory)
-                directory.chmod(mode)
+                _make_own(directory, mode)
+            for directory in (self._owners, self.snapshots, self.uploads):
+                _make_own(directory, 0o700)
         except OSError as exc:
             raise SandboxUnavailable(f"the state directory {self._root} cannot be used: {exc}") from exc
         if self._is_root:
@@ -87,15 +93,17 @@ class Workspaces:
             if uid is not None:
                 os.chown(path, uid, uid, follow_symlinks=False)
             path.chmod(0o700)
+            self._note_owner(tenant_id, program_id)
         except OSError as exc:
             raise SandboxUnavailable(f"the workspace cannot be made: {exc}") from exc
         return path
 
-    def usage(self, path: Path, *, bytes_max: int, files_max: int) -> WorkspaceUsage:
-        """What a workspace holds, counted until a limit is passed. Safe while its program runs and rearranges it."""
-        counter = _Counter(bytes_max, files_max)
-        counter.count(path, None, 0)
-        return WorkspaceUsage(disk_bytes=counter.disk_bytes, entries=counter.entries, is_too_deep=counter.is_too_deep)
+    def quiet(self, *, quiet_s: float, now_wall_s: float, count_max: int) -> list[tuple[TenantId, ProgramId]]:
+        """Whose workspaces are here in which nothing happened for `quiet_s`, the quietest first, and no more than `count_max`."""
+        times = [(_changed_s(path, now_wall_s), path.name) for path in self._workspaces.iterdir()]
+        old = sorted((changed_s, name) for changed_s, name in times if now_wall_s - changed_s >= quiet_s)
+        owners = (self._owner_of(name) for _, name in old[:count_max])
+        return [owner for owner in owners if owner is not None]
 
     def delete(self, tenant_id: TenantId, program_id: ProgramId) -> bool:
         """Remove the program's workspace, which no sandbox may be using; False if there is none.
@@ -103,7 +111,28 @@ class Workspaces:
         Raises:
             OSError: something in it cannot be removed; it is out of the program's way all the same.
         """
-        return self._remove(self.path(tenant_id, program_id))
+        return self._remove_workspace(self.path(tenant_id, program_id))
+
+    def replace(self, tenant_id: TenantId, program_id: ProgramId, content: Path) -> None:
+        """Make `content`, a directory below `uploads`, the program's workspace in place of what it has. No sandbox may use either.
+
+        Raises:
+            OSError: it cannot be done; the workspace is as it was.
+        """
+        path = self.path(tenant_id, program_id)
+        condemned = self._trash / secrets.token_hex(8)
+        had_one = path.exists()
+        if had_one:
+            path.rename(condemned)
+        try:
+            content.rename(path)
+        except OSError:
+            if had_one:
+                condemned.rename(path)
+            raise
+        self._note_owner(tenant_id, program_id)
+        if had_one:
+            delete_tree(condemned)
 
     def park(self) -> tuple[Path, int | None]:
         """A workspace that is no program's yet, and the user that its sandbox runs as.
@@ -112,14 +141,16 @@ class Workspaces:
             SandboxUnavailable: it cannot be made.
         """
         name = secrets.token_hex(16)
-        path = self._parked / name
+        path, aside = self._parked / name, self._trash / name
         uid = self._uid_first + int(name[:8], 16) % self._uid_count if self._is_root else None
         try:
-            path.mkdir(mode=0o700)
-            self._locks[path] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            # Locked before it is among the parked, where `clean` takes one without a lock for abandoned.
+            aside.mkdir(mode=0o700)
+            self._locks[path] = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._locks[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
             if uid is not None:
-                os.chown(path, uid, uid)
+                os.chown(aside, uid, uid)
+            aside.rename(path)
         except OSError as exc:
             raise SandboxUnavailable(f"a workspace cannot be made: {exc}") from exc
         return path, uid
@@ -127,6 +158,7 @@ class Workspaces:
     def adopt(self, parked: Path, tenant_id: TenantId, program_id: ProgramId) -> None:
         """Make a parked workspace the program's, which has none."""
         parked.rename(self.path(tenant_id, program_id))
+        self._note_owner(tenant_id, program_id)
         os.close(self._locks.pop(parked))
 
     def discard(self, parked: Path) -> None:
@@ -144,10 +176,31 @@ class Workspaces:
         that were broken off.
         """
         stale = [path for path in self._parked.iterdir() if path not in self._locks and _is_unlocked(path)]
-        stale += [path for path in self._trash.iterdir() if now_wall_s - _changed_s(path, now_wall_s) > _BROKEN_OFF_S]
+        for abandoned in (self._trash, self.uploads):
+            stale += [path for path in abandoned.iterdir() if now_wall_s - _changed_s(path, now_wall_s) > _BROKEN_OFF_S]
+        removed = sum(self._remove(path) for path in stale)
         if ttl_s is not None:
-            stale += [path for path in self._workspaces.iterdir() if now_wall_s - _changed_s(path, now_wall_s) > ttl_s]
-        return sum(self._remove(path) for path in stale)
+            old = [path for path in self._workspaces.iterdir() if now_wall_s - _changed_s(path, now_wall_s) > ttl_s]
+            removed += sum(self._remove_workspace(path) for path in old)
+        return removed
+
+    def _note_owner(self, tenant_id: TenantId, program_id: ProgramId) -> None:
+        note = self._owners / self.path(tenant_id, program_id).name
+        if not note.exists():
+            note.write_text(f"{tenant_id}\0{program_id}")
+
+    def _owner_of(self, name: str) -> tuple[TenantId, ProgramId] | None:
+        try:
+            tenant_id, _, program_id = (self._owners / name).read_text().partition("\0")
+        except FileNotFoundError:
+            return None  # made before owners were noted, or just removed
+        return TenantId(tenant_id), ProgramId(program_id)
+
+    def _remove_workspace(self, path: Path) -> bool:
+        """The workspace and all that belongs to it."""
+        self._remove(self.snapshots / path.name)
+        (self._owners / path.name).unlink(missing_ok=True)
+        return self._remove(path)
 
     def _remove(self, path: Path) -> bool:
         condemned = self._trash / secrets.token_hex(8)
@@ -155,99 +208,11 @@ class Workspaces:
             path.rename(condemned)
         except FileNotFoundError:
             return False
-        delete_tree(condemned)
+        if condemned.is_dir() and not condemned.is_symlink():
+            delete_tree(condemned)
+        else:
+            condemned.unlink()
         return True
-
-
-class _Counter:
-    """Counts a tree, and stops early where a limit is passed."""
-
-    def __init__(self, bytes_max: int, files_max: int) -> None:
-        self.disk_bytes = 0
-        self.entries = 0
-        self.is_too_deep = False
-        self._bytes_max = bytes_max
-        self._files_max = files_max
-
-    def count(self, name: str | Path, parent: int | None, depth: int) -> bool:
-        """Count what is below a directory; False if there is no use in going on."""
-        # Opened by its name in an open parent and never through a link: a program that swaps directories for links meanwhile
-        # has its own tree counted and nothing else.
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            directory = os.open(name, flags, dir_fd=parent)
-        except OSError:
-            return True  # it went away, or its owner closed it even to us, who then cannot count it
-        try:
-            with os.scandir(directory) as entries:
-                return all(self._count_entry(entry, directory, depth) for entry in entries)
-        finally:
-            os.close(directory)
-
-    def _count_entry(self, entry: os.DirEntry[str], directory: int, depth: int) -> bool:
-        try:
-            state = entry.stat(follow_symlinks=False)
-        except OSError:
-            return True
-        self.entries += 1
-        self.disk_bytes += state.st_blocks * 512
-        if self.disk_bytes > self._bytes_max or self.entries > self._files_max:
-            return False
-        if not stat.S_ISDIR(state.st_mode):
-            return True
-        if depth >= _DEPTH_MAX:
-            self.is_too_deep = True
-            return False
-        return self.count(entry.name, directory, depth + 1)
-
-
-def delete_tree(root: Path) -> None:
-    """Remove a directory with whatever a hostile program left in it; nothing may be running in it any more.
-
-    One directory is open at a time and names are looked up in it alone, so depth costs neither recursion, nor descriptors, nor
-    a path longer than the system takes. Closed directories are opened first. No link is followed.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    _make_writable(root, None)
-    here = os.open(root, flags)
-    way_down: list[str] = []
-    try:
-        while True:
-            below = _empty_of_files(here)
-            if below is not None:
-                _make_writable(below, here)
-                way_down.append(below)
-                here = _go(here, below, flags)
-            elif way_down:
-                here = _go(here, "..", flags)
-                os.rmdir(way_down.pop(), dir_fd=here)
-            else:
-                break
-    finally:
-        os.close(here)
-    root.rmdir()
-
-
-def _empty_of_files(directory: int) -> str | None:
-    """Unlink what is no directory, until one is met; its name, or None when nothing is left."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                return entry.name
-            os.unlink(entry.name, dir_fd=directory)
-    return None
-
-
-def _go(here: int, name: str, flags: int) -> int:
-    there = os.open(name, flags, dir_fd=here)
-    os.close(here)
-    return there
-
-
-def _make_writable(name: str | Path, parent: int | None) -> None:
-    # Root passes anyway; others need it for listing and emptying. It was just seen to be a directory, and nobody changes it.
-    if os.geteuid() != 0:
-        os.chmod(name, 0o700, dir_fd=parent)
 
 
 def _is_unlocked(path: Path) -> bool:
@@ -269,6 +234,12 @@ def _changed_s(path: Path, otherwise: float) -> float:
         return path.lstat().st_ctime
     except FileNotFoundError:
         return otherwise
+
+
+def _make_own(directory: Path, mode: int) -> None:
+    directory.mkdir(mode=mode, parents=True, exist_ok=True)
+    _check_own(directory)
+    directory.chmod(mode)
 
 
 def _check_own(directory: Path) -> None:

@@ -223,6 +223,42 @@ async def test_hostile_files_given_to_the_read_tool_cost_an_error_and_no_more(pr
     assert (await program.run("search_files", {"pattern": "x"}, timeout_s=20)).outcome is ToolOutcome.OK
 
 
+async def test_sockets_hard_links_and_files_of_great_size_given_to_the_file_tools_hang_nothing(
+    program: Program, secret: Path
+) -> None:
+    made = await program.python(
+        f"""
+import os, socket, stat
+try:
+    socket.socket(socket.AF_UNIX).bind("socket")
+except OSError:
+    os.mknod("socket", 0o600 | stat.S_IFSOCK)
+open("file", "w").write("own")
+os.link("file", "hard")
+try:
+    os.link({str(secret)!r}, "stolen")
+except OSError:
+    pass
+sparse = os.open("sparse", os.O_CREAT | os.O_WRONLY, 0o600)
+for size in (2**40, 100 * 2**20):
+    try:
+        os.ftruncate(sparse, size)
+        break
+    except OSError:
+        pass
+os.stat("sparse").st_size
+"""
+    )
+    assert int(made.output.splitlines()[-1]) <= 100 * 2**20, "a file is bounded, holes included"
+    assert (await program.run("read_file", {"path": "socket"}, timeout_s=20)).outcome is ToolOutcome.ERROR
+    assert (await program.run("read_file", {"path": "hard"}, timeout_s=20)).output == "own"
+    assert SECRET not in (await program.run("read_file", {"path": "stolen"}, timeout_s=20)).output
+    sparse = await program.run("read_file", {"path": "sparse"}, timeout_s=60)
+    assert len(sparse.output) < 400_000
+    assert "\x00" not in sparse.output
+    assert is_untouched(secret)
+
+
 async def test_a_pattern_that_takes_for_ever_is_stopped(program: Program) -> None:
     await program.run("write_file", {"path": "a", "content": "a" * 60 + "!"})
     result = await program.run("search_files", {"pattern": "(a+)+$"}, timeout_s=1)

@@ -178,6 +178,22 @@ async def test_a_sandbox_carries_nothing_from_the_program_before(program: Progra
     assert "NameError" in (await neighbour.python("left")).output
 
 
+async def test_a_parked_sandbox_carries_nothing_to_the_program_that_takes_it() -> None:
+    async with tool_actor(sandbox=SandboxBackend.BUBBLEWRAP, warm_sandboxes=1) as actor:
+
+        async def is_parked() -> bool:
+            return bool((await actor.status())["sandboxes_warm"])
+
+        for _ in range(3):
+            await wait_for_async(is_parked, what="a sandbox is parked")
+            program = Program(actor)
+            found = await program.shell("ls -A . /tmp /dev/shm; echo [$LEFT]; cat /proc/[0-9]*/comm | grep -c sleep")
+            assert found.output.split()[:5] == [".:", "/dev/shm:", "/tmp:", "[]", "0"], found.output
+            await program.shell("touch left /tmp/left /dev/shm/left; export LEFT=1; sleep 1000 &")
+            await actor.release(program.id, delete_workspace=True)
+        assert (await actor.status())["sandboxes_claimed_warm"] == 3
+
+
 class TestNoSandbox:
     """Where nothing holds, nothing runs."""
 

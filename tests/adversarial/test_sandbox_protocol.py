@@ -53,6 +53,7 @@ def plan_of(agent: str) -> SpawnPlan:
         executable=python,
         argv=("python3", "-I", "-S", "-c", PRELUDE + agent, "{fd:control}"),
         memory_bytes_max=512 * MIB,
+        cgroup_processes_max=64,
         kill_scope=KillScope.DESCENDANTS,
     )
 

@@ -30,6 +30,7 @@ async def sandbox_actor(backend: SandboxBackend):
         file_bytes_max=32 * MIB,
         workspace_bytes_max=64 * MIB,
         workspace_files_max=3000,
+        tmp_files_max=3000,
     )
     output = OutputLimits(hard_bytes_max=4 * MIB)
     async with tool_actor(sandbox=backend, limits=limits, output=output, interrupt_grace_s=0.2) as actor:
@@ -161,6 +162,18 @@ async def test_filesystems_in_memory_are_bounded(program: Program, place: str) -
     # The lower tier has no such places at all.
     assert "No space left on device" in result.output or "Permission denied" in result.output
     assert int(result.output.split()[0]) <= 17
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+async def test_filesystems_in_memory_cannot_be_filled_with_names(program: Program, place: str) -> None:
+    """An empty file there takes a kilobyte of the kernel's memory, which no limit on content or processes counts."""
+    result = await program.python(
+        f"import time\nfor i in range(10**9):\n    open(f'{place}/f{{i}}', 'w').close()\n    if i > 50_000: time.sleep(0.1)",
+        timeout_s=100,
+    )
+    assert result.outcome is ToolOutcome.ERROR
+    assert "it made more than 3000 files in /tmp or /dev/shm" in result.output or "Permission denied" in result.output
+    assert await works(program)
 
 
 async def test_one_file_is_bounded(program: Program) -> None:

@@ -168,7 +168,7 @@ async def test_a_sandbox_in_which_nothing_runs_goes_to_sleep_and_wakes_up_as_it_
 
 async def is_asleep(actor: ToolActor, program: Program) -> bool:
     assert actor._sandboxes is not None
-    sandbox = actor._sandboxes.program(DEFAULT_TENANT, program.id).sandbox
+    sandbox = actor._sandboxes._programs[DEFAULT_TENANT, program.id].sandbox
     return sandbox is not None and sandbox.is_asleep
 
 

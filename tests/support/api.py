@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,8 +10,11 @@ import httpx
 
 from agent_program.clock import ManualClock
 from agent_program.ids import ReplicaId
+from continuum_router.config import AdmissionSettings, RetrySettings
+from continuum_router.resilience import RetryBudget
 from deployments.api import Api
 from deployments.chat_api import ChatApi
+from deployments.edge_gate import EdgeGate
 from deployments.explanation import Explainer
 from deployments.fleet import PartAnswer
 from deployments.health import Health
@@ -24,8 +27,9 @@ from deployments.program_settings import ProgramSettings
 from deployments.settings import HttpSettings
 from deployments.tool_catalog import ToolCatalog
 from engine_replicas.turn_stream import TurnClosed, TurnOpened
+from support.workspaces import MemoryWorkspaces
 from tool_runtime.history import MemoryHistory
-from tool_runtime.registry import BUILTIN_TOOLS
+from tool_runtime.registry import BUILTIN_TOOLS, ToolSpec
 
 MODEL = "small"
 ALL_WELL = {
@@ -50,27 +54,50 @@ class ApiBench:
     """An API and the parts behind it."""
 
     def __init__(
-        self, turns: Sequence[Sequence[Item]] = (), *, journal: MemoryJournal | None = None, **settings: Any
+        self,
+        turns: Sequence[Sequence[Item]] = (),
+        *,
+        journal: MemoryJournal | None = None,
+        admission: AdmissionSettings | None = None,
+        **settings: Any,
     ) -> None:
         self.clock = ManualClock()
         self.journal = journal or MemoryJournal(self.clock)
         self.engine = ScriptedChat(turns)
         self.history = MemoryHistory(clock=self.clock)
         self.fleet = TableFleet(ALL_WELL)
+        self.fleet.answers["engine", "stats_here"] = PartAnswer(answers=(), faults=())
+        self.workspaces = MemoryWorkspaces()
         programs = ProgramSettings(heartbeat_s=0.05)
         http = HttpSettings(**{"body_bytes_max": 10_000, **settings})
+        self.catalog = ToolCatalog(self._registered, self.history, fleet=self.fleet, clock=self.clock)
         self.app = Api(
             programs=ProgramService(
-                journal=self.journal, model=MODEL, tool_specs=BUILTIN_TOOLS, clock=self.clock, settings=programs
+                journal=self.journal, model=MODEL, tools=self._registered, clock=self.clock, settings=programs
             ),
-            chat=ChatApi(self.engine, model=MODEL),
+            chat=ChatApi(
+                self.engine,
+                model=MODEL,
+                gate=EdgeGate(admission or AdmissionSettings(), clock=self.clock),
+                budget=RetryBudget(RetrySettings()),
+            ),
             engine=self.engine,
-            tools=ToolCatalog(BUILTIN_TOOLS, self.history),
+            workspaces=self.workspaces,
+            tools=self.catalog,
             explainer=Explainer(self.fleet, timeout_s=5.0),
-            health=Health(journal=self.journal, fleet=self.fleet, probe_timeout_s=5.0),
+            health=Health(
+                journal=self.journal,
+                fleet=self.fleet,
+                replicas_wanted={"engine": 2},
+                clock=self.clock,
+                probe_timeout_s=5.0,
+            ),
             model=MODEL,
             settings=http,
         ).build()
+
+    async def _registered(self) -> Mapping[str, ToolSpec]:
+        return BUILTIN_TOOLS
 
     def explained(self, program_id: str, **replicas: dict[str, Any]) -> None:
         """What each engine replica's scheduler says of a program."""
@@ -88,7 +115,6 @@ class ApiBench:
             journal=self.journal,
             engine=engine,
             tools=tools or ScriptedTools(),
-            tool_specs=BUILTIN_TOOLS,
             clock=self.clock,
             settings=ProgramSettings(),
         )

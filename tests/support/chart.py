@@ -170,7 +170,7 @@ def goldens() -> Iterator[tuple[Path, str]]:
 
 
 def _whole(values: Mapping[str, Any]) -> str:
-    """All manifests but for what is a file of its own: the test's script, alerts, the Serve config."""
+    """All manifests but for what is a file of its own: the test's script, alerts, dashboards, the Serve config."""
     documents = manifests(values)
     for document in documents:
         match document["kind"]:
@@ -178,6 +178,8 @@ def _whole(values: Mapping[str, Any]) -> str:
                 document["spec"]["serveConfigV2"] = "(a golden of its own)"
             case "Pod":
                 document["spec"]["containers"][0]["args"] = ["(files/smoke_test.py)"]
+            case "ConfigMap" if "grafana_dashboard" in document["metadata"]["labels"]:
+                document["data"] = dict.fromkeys(document["data"], "(files/dashboards)")
             case "PrometheusRule":
                 document["spec"]["groups"] = [group["name"] for group in document["spec"]["groups"]]
     return yaml.safe_dump_all(documents, sort_keys=False, width=120)

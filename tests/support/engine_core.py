@@ -7,7 +7,7 @@ whatever the scheduler does with them. Time is a `ManualClock` that each step mo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -86,8 +86,12 @@ class SchedulerHarness:
         policy: Literal["fcfs", "priority"] = "fcfs",
         specs: Sequence[KVCacheSpec] | None = None,
         retention_interval: int | None = None,
+        vllm: Mapping[str, Any] | None = None,
     ) -> None:
-        """Build a scheduler over a pool of `blocks` usable blocks; stock vLLM where `settings` is None."""
+        """Build a scheduler over a pool of `blocks` usable blocks; stock vLLM where `settings` is None.
+
+        `vllm` holds further parts of vLLM's configuration: speculative decoding, LoRA, a KV connector.
+        """
         self.clock = ManualClock(now_s=1000.0)
         self.block_size = block_size
         self.step_s = 0.01
@@ -105,6 +109,9 @@ class SchedulerHarness:
         self.leases_beside_preemption = 0
         self._in_flight: list[tuple[SchedulerOutput, frozenset[str]]] = []
         self._is_async = is_async
+        self._drafts = (
+            0 if not vllm or "speculative_config" not in vllm else vllm["speculative_config"].num_speculative_tokens
+        )
         self._has_leases = settings is not None
         self.scheduler = _build(
             model,
@@ -119,6 +126,7 @@ class SchedulerHarness:
             policy=policy,
             specs=specs or [full_attention(block_size)],
             retention_interval=retention_interval,
+            vllm=vllm or {},
         )
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(block_size, sha256)
@@ -134,12 +142,16 @@ class SchedulerHarness:
         output_tokens: int = 1,
         stop: list[str] | None = None,
         priority: int = 0,
+        sampling: Mapping[str, Any] | None = None,
+        request: Mapping[str, Any] | None = None,
         **hints: Any,
     ) -> Request:
-        """Put a turn into the queue."""
+        """Put a turn into the queue; `sampling` and `request` are further arguments of vLLM's classes of those names."""
         xargs = TurnHints(program_id=ProgramId(program), **hints).to_xargs() if program is not None else None
-        params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, stop=stop, extra_args=xargs)
-        request = Request(
+        params = SamplingParams(
+            max_tokens=output_tokens, ignore_eos=True, stop=stop, extra_args=xargs, **(sampling or {})
+        )
+        made = Request(
             request_id=turn_id,
             prompt_token_ids=list(prompt),
             sampling_params=params,
@@ -148,10 +160,11 @@ class SchedulerHarness:
             session_id=program,
             priority=priority,
             block_hasher=self._hasher,
+            **(request or {}),
         )
-        self.scheduler.add_request(request)
-        self.outputs[turn_id] = []
-        return request
+        self.scheduler.add_request(made)
+        self.outputs.setdefault(turn_id, [])
+        return made
 
     def abort(self, turn_id: str) -> None:
         """What the front end does when a client leaves, or when it saw a stop string."""
@@ -204,21 +217,38 @@ class SchedulerHarness:
         if output.total_num_scheduled_tokens:
             self.clock.advance(self.step_s + self.token_s * output.total_num_scheduled_tokens)
         request_ids = list(output.num_scheduled_tokens)
-        sampled = [self._sample(request_id, request_id in samples) for request_id in request_ids]
+        drafts = {name: len(tokens) for name, tokens in output.scheduled_spec_decode_tokens.items()}
+        sampled = [self._sample(name, name in samples, drafts.get(name, 0)) for name in request_ids]
         model_output = ModelRunnerOutput(
             req_ids=request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
             sampled_token_ids=sampled,
+            kv_connector_output=self._transfers(output),
         )
         for engine_output in self.scheduler.update_from_output(output, model_output).values():
             for one in engine_output.outputs:
                 self.outputs[one.request_id].extend(one.new_token_ids)
+        if self._drafts and not self._is_async:
+            # Scheduled ahead, the drafts stay with the worker.
+            proposed = [[0] * self._drafts if name in samples else [] for name in request_ids]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(request_ids, proposed))
 
-    def _sample(self, request_id: str, is_prompt_done: bool) -> list[int]:
+    def _transfers(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+        """What a worker says of transfers to and from a tier below; here there is none."""
+        return None
+
+    def _sample(self, request_id: str, is_prompt_done: bool, drafts: int) -> list[int]:
+        """The tokens that a step answers with: one, and as many more as of its drafts are right."""
         request = self.scheduler.requests.get(request_id)
         if request is None:
             return [0]
-        return [next_token(request.all_token_ids)] if is_prompt_done else []
+        if not is_prompt_done:
+            return []
+        context = list(request.all_token_ids)
+        right = len(context) % (drafts + 1)
+        for _ in range(1 + right):
+            context.append(next_token(context))
+        return context[-1 - right :]
 
     # --- what can be seen --------------------------------------------------------------------------------------------
 
@@ -261,6 +291,7 @@ def _build(
     policy: Literal["fcfs", "priority"],
     specs: Sequence[KVCacheSpec],
     retention_interval: int | None,
+    vllm: Mapping[str, Any],
 ) -> Scheduler:
     model_config = ModelConfig(model=str(model), dtype="float32", seed=0, skip_tokenizer_init=True)
     model_config.max_model_len = max_model_len
@@ -272,7 +303,7 @@ def _build(
         max_model_len=max_model_len,
         is_encoder_decoder=False,
         enable_chunked_prefill=True,
-        async_scheduling=is_async,
+        async_scheduling=False,
         policy=policy,
     )
     vllm_config = VllmConfig(
@@ -280,8 +311,9 @@ def _build(
         cache_config=cache_config,
         scheduler_config=scheduler_config,
         additional_config={"continuum": settings.model_dump(mode="json")} if settings is not None else {},
+        **vllm,
     )
-    # The CPU platform turns async scheduling off; the scheduler itself does not care where it runs.
+    # The CPU platform, and some ways of drafting, turn async scheduling off; the scheduler itself cares for neither.
     vllm_config.scheduler_config.async_scheduling = is_async
     groups = [KVCacheGroupSpec([f"layer.{index}"], spec) for index, spec in enumerate(specs)]
     arguments: dict[str, Any] = {

@@ -33,7 +33,7 @@ _ENVIRONMENT = {
 }
 #: Loading two engines takes a minute on an idle machine of two cores.
 START_DEADLINE_S = 420.0
-END_DEADLINE_S = 240.0
+END_DEADLINE_S = 420.0
 
 Json = dict[str, Any]
 
@@ -156,10 +156,11 @@ class Platform:
         program = response.json()
         return program if response.status_code == 200 and program["finished_at"] else None
 
-    def replicas_with_open_turns(self) -> int:
-        """How many engine replicas are answering a turn now."""
-        lines = self.client.get("/metrics").text.splitlines()
-        return sum(line.startswith("continuum_engine_turns_open{") and not line.endswith(" 0.0") for line in lines)
+    def replica_of_turn(self, program_id: str) -> str | None:
+        """The engine replica that has a turn of the program in its scheduler now."""
+        explained = self.client.get(f"/v1/programs/{program_id}/explain")
+        scheduler = explained.json()["scheduler"] if explained.is_success else None
+        return scheduler["replica"] if scheduler and scheduler["live_turns"] else None
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
@@ -188,6 +189,13 @@ class Platform:
 
     def replica_processes(self, deployment: str) -> list[psutil.Process]:
         return self.processes(f"ServeReplica:continuum:{deployment}")
+
+    def kill_replica(self, deployment: str, replica_id: str) -> None:
+        """Kill the process of one replica, named as Serve names it, as a crash would."""
+        address = f"http://127.0.0.1:{self._dashboard}/api/serve/applications/"
+        deployments = httpx.get(address, timeout=30, trust_env=False).json()["applications"]["continuum"]["deployments"]
+        pids = {replica["replica_id"]: replica["pid"] for replica in deployments[deployment]["replicas"]}
+        os.kill(pids[replica_id], signal.SIGKILL)
 
     def kill_one(self, deployment: str) -> int:
         """Kill a replica's process as a crash would; returns its id."""

@@ -6,6 +6,7 @@ program's prompts are its own context and its tools' outputs, which come from th
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -79,6 +80,8 @@ class Load:
         self.engine = engine
         self.programs = programs
         self.answers: list[tuple[int, int, tuple[int, ...]]] = []
+        #: Every turn's context, and the answer to it.
+        self.answered: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self._rng = rng
         self._resets = resets
         self._running: dict[str, LoadProgram] = {}
@@ -155,10 +158,18 @@ class Load:
     def _turn_ended(self, program: LoadProgram) -> None:
         answer = self.engine.outputs[program.turn_id]
         self.answers.append((program.index, program.turn, tuple(answer)))
+        self.answered.append((tuple(program.context), tuple(answer)))
         program.context = [*program.context, *answer]
         tool, tool_s = program.tools[program.turn], program.tool_s[program.turn]
         program.turn += 1
         program.is_done = program.turn == len(program.prompts)
+        if math.isinf(tool_s):
+            # The tool never comes back, and nobody says so.
+            program.is_done = True
+            if program.name is not None and program.manner == "arm":
+                self.engine.scheduler.continuum_lease_arm(program.name, program.branch, tool, False)
+                self.engine.scheduler.continuum_tool_event(program.name, "started", tool, 0.0, None)
+            return
         if program.name is not None and program.manner == "arm":
             control = self.engine.scheduler
             control.continuum_lease_arm(program.name, program.branch, tool, program.is_done and program.says_last_turn)

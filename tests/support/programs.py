@@ -13,27 +13,29 @@ from deployments.program import Limits, ProgramSpec
 from deployments.program_loop import ProgramLoop
 from deployments.program_settings import ProgramSettings
 from tool_runtime.registry import BUILTIN_TOOLS
+from tool_runtime.tool_selection import select_tools
 
 
 def limits(**changes: Any) -> Limits:
-    return Limits(**{"max_turns": 8, "max_tokens_per_turn": 64, "max_seconds": 3600.0, **changes})
+    defaults = {"max_turns": 8, "max_tokens_per_turn": 64, "max_seconds": 3600.0, "action_expires_s": 600.0}
+    return Limits(**{**defaults, **changes})
 
 
 def spec(**changes: Any) -> ProgramSpec:
-    """A program that may use a shell and read files."""
+    """A program that may use a shell and read files; `tools` are names of registered tools, or entries as a client sends."""
     defaults: dict[str, Any] = {
         "id": new_program_id(),
         "tenant_id": "default",
         "model": "small",
         "messages": [{"role": "user", "content": "Do it."}],
-        "tools": ["shell", "read_file"],
         "tool_choice": "auto",
         "limits": limits(),
         "sampling": {},
         "metadata": {},
         "created_at": ManualClock().wall_s(),
     }
-    return ProgramSpec(**{**defaults, **changes})
+    tools = select_tools(changes.pop("tools", ["shell", "read_file"]), BUILTIN_TOOLS, tools_max=64)
+    return ProgramSpec(**{**defaults, "tool_specs": [tool.to_wire() for tool in tools], **changes})
 
 
 class Bench:
@@ -71,7 +73,6 @@ class Bench:
             journal=self.journal,
             engine=self.engine,
             tools=self.tools,
-            tool_specs=BUILTIN_TOOLS,
             clock=self.clock,
             settings=self.settings,
         )

@@ -58,6 +58,7 @@ class TinyPlatform:
     refusal: tuple[int, dict[str, str], str] | None = None
     submitted: list[dict[str, Any]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    answered: list[dict[str, Any]] = field(default_factory=list)
     last_event_ids: list[str | None] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
 
@@ -91,11 +92,23 @@ class TinyPlatform:
         async def program(program_id: str) -> dict[str, Any] | Response:
             return self.programs.get(program_id) or _not_found(program_id)
 
+        @app.get("/v1/programs/{program_id}/explain")
+        async def explain(program_id: str) -> dict[str, Any]:
+            found = {"program": self.programs[program_id], "scheduler": None, "earlier_replicas": []}
+            return {"object": "program.explanation", "id": program_id, **found}
+
         @app.post("/v1/programs/{program_id}/cancel", response_model=None)
         async def cancel(program_id: str) -> dict[str, Any] | Response:
             if program_id not in self.programs:
                 return _not_found(program_id)
             self.cancelled.append(program_id)
+            return self.programs[program_id]
+
+        @app.post("/v1/programs/{program_id}/tool_outputs", response_model=None)
+        async def tool_outputs(program_id: str, request: Request) -> dict[str, Any] | Response:
+            if program_id not in self.programs:
+                return _not_found(program_id)
+            self.answered.append(await request.json())
             return self.programs[program_id]
 
         @app.get("/v1/programs/{program_id}/events")

@@ -16,7 +16,7 @@ from tool_runtime.actor import ToolActor
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.history import LatencyHistory
 from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
-from tool_runtime.workspaces import delete_tree
+from tool_runtime.trees import delete_tree
 
 _NUMBERS = itertools.count(1)
 

@@ -42,9 +42,11 @@ _ASLEEP = 'read -r newline; exec "$@"'
 class Agent:
     """Calls by id, one kept shell, one kept Python, and the socket to the host."""
 
-    def __init__(self, control: int, reactor: Reactor, scope: str, awake_again: list[str]) -> None:
-        """`scope` is what one signal may reach, as `KillScope` has it; `awake_again` the command line that starts an agent."""
+    def __init__(self, control: int, replies: int, reactor: Reactor, scope: str, awake_again: list[str]) -> None:
+        """Requests come by `control`, answers go to `replies`, which is the same where that is a socket. `scope` is what one signal
+        may reach, as `KillScope` has it; `awake_again` the command line that starts an agent."""
         self._control = control
+        self._replies = replies
         self._awake_again = awake_again
         self._reactor = reactor
         self._scope = scope
@@ -158,7 +160,7 @@ class Agent:
         data = memoryview(frames.encode(fields))  # type: ignore[arg-type]
         try:
             while data:
-                data = data[os.write(self._control, data) :]
+                data = data[os.write(self._replies, data) :]
         except OSError:
             raise SystemExit(0) from None  # the host is gone, and with it the reason to live
 
@@ -210,9 +212,18 @@ def hand_out_listener(control: int, port: int) -> None:
             socket.send_fds(host, [frames.encode({"ev": "listening"})], [listener.fileno()])
 
 
-def main(start: str, control: int, limits: str, scope: str, proxy_port: str, shell_state: str | None = None) -> None:
+def main(
+    start: str,
+    control: int,
+    limits: str,
+    scope: str,
+    proxy_port: str,
+    shell_state: str | None = None,
+    replies: int | None = None,
+) -> None:
     """Run until the host hangs up; the sandbox ends with this process.
 
+    `control` is the socket to the host, or, where `replies` is given, the pipe from it beside the pipe to it.
     `start` is the Python text that led here. `proxy_port` is where to listen for the host's proxy, 0 for nowhere.
     `shell_state` is what `_sleep` passed on, "" if there was no shell; None at the first start.
     """
@@ -230,7 +241,7 @@ def main(start: str, control: int, limits: str, scope: str, proxy_port: str, she
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     python = [sys.executable, "-I", "-S", "-B", "-c", start, "0", limits, scope, proxy_port]
-    agent = Agent(control, Reactor(select.poll()), scope, python)
+    agent = Agent(control, control if replies is None else replies, Reactor(select.poll()), scope, python)
     if shell_state:
         agent.resume_shell(shell_state)
     try:

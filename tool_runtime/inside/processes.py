@@ -151,7 +151,7 @@ class Runner:
 
 
 class ForkedCall(Runner):
-    """A file operation in a child of its own, so that a slow disk or a wild pattern holds up nobody."""
+    """A file operation, or a registered function, in a child of its own: a slow disk or a wild pattern holds up nobody."""
 
     def run(self, call: Call, fields: Fields) -> None:
         from tool_runtime.inside import files  # costs memory, so only where it is used
@@ -170,6 +170,10 @@ class ForkedCall(Runner):
                 os.setsid()
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
                     signal.signal(number, signal.SIG_DFL)
+                if fields.get("tool") == b"function":
+                    from tool_runtime.inside import functions
+
+                    functions.run(fields, output_write, error_write)
                 status = files.run(fields, output_write)
             finally:
                 os._exit(status)

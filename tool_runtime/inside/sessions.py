@@ -181,9 +181,15 @@ class Session(Runner):
 class ShellSession(Session):
     """Bash that reads its script from a pipe: one `eval` per call, then a status line.
 
-    Redirections around the `eval` give each command an empty standard input and fresh output, so that `exec >file` or
-    `exec </dev/null` inside ends with the call. `builtin` keeps a function named `eval` or `printf` from taking the place
-    of the real one.
+    What a call may do to its shell without harm to the next one, and what in the framing is for it:
+
+    - A syntax error or a failed expansion throws bash back to the next line of the script, with the `eval`'s redirections undone.
+      After an error at the end of the text its parser takes no keyword for one until a line has ended: hence the empty line.
+    - The redirections give each command an empty standard input and fresh output, so that `exec >file` ends with its call, and
+      hide the framing's own descriptors. The shell's own output goes nowhere, so that traps and traces of the framing's
+      commands are not seen.
+    - There is no keyword, which could be an alias; quoting keeps aliases from the rest. `builtin` keeps functions away, and
+      `unset -f` a function of that name. Where `eval` or `printf` is disabled, the shell is ended.
     """
 
     tool = "shell"
@@ -197,8 +203,8 @@ class ShellSession(Session):
     def _file_actions(self, request: int, status: int, output: int, error: int) -> list:  # type: ignore[type-arg]
         return [
             (os.POSIX_SPAWN_DUP2, request, 0),
-            (os.POSIX_SPAWN_DUP2, output, 1),
-            (os.POSIX_SPAWN_DUP2, error, 2),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
             (os.POSIX_SPAWN_DUP2, output, OUTPUT_FD),
             (os.POSIX_SPAWN_DUP2, error, ERROR_FD),
             (os.POSIX_SPAWN_DUP2, status, STATUS_FD),
@@ -207,18 +213,19 @@ class ShellSession(Session):
     def _start(self) -> None:
         super()._start()
         if self._cwd_seen:  # a new shell goes on where the last one was, if that place is still there
-            self._write(b"cd -- " + _quoted(os.fsencode(self._cwd_seen)) + b" 2>/dev/null\n")
+            self._write(b"cd -- " + _quoted(os.fsencode(self._cwd_seen)) + b"\n")
 
     def _request(self, call: Call, fields: Fields) -> bytes:
         command = fields.get("command", b"").replace(b"\0", b"")
         hidden = b"%d>&- %d>&- %d>&-" % (OUTPUT_FD, ERROR_FD, STATUS_FD)
+        status = b'printf "%%s %%s %%s\\0" %s "$__" "${PWD-}" >&%d' % (call.nonce.encode("ascii"), STATUS_FD)
         return b"".join(
             (
-                b"builtin eval ",
+                b"\\builtin eval ",
                 _quoted(command),
-                b" </dev/null 1>&%d 2>&%d %s\n" % (OUTPUT_FD, ERROR_FD, hidden),
-                b'{ builtin printf "%%s %%s %%s\\0" %s "$?" "${PWD-}" >&%d; } 2>/dev/null\n'
-                % (call.nonce.encode("ascii"), STATUS_FD),
+                b" </dev/null 1>&%d 2>&%d %s\n\n" % (OUTPUT_FD, ERROR_FD, hidden),
+                b"__=$?\n\\unset -f builtin || \\:\n",
+                b'\\builtin eval : && \\builtin %s || /bin/sh -c "kill -KILL $$"\n' % status,
             )
         )
 

@@ -108,3 +108,42 @@ async def test_closing_without_the_store_loses_what_is_left_and_does_not_hang() 
     writer.record(sample(1.0))
     await writer.close()
     assert writer.buffered == 1
+
+
+class StuckHistory(MemoryHistory):
+    """A store that takes a batch and never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    async def add(self, samples: Sequence[LatencySample]) -> None:
+        self.asked += 1
+        await asyncio.Event().wait()
+
+
+async def test_recording_never_waits_for_the_store_however_much_there_is_and_however_stuck_it_is() -> None:
+    history = StuckHistory()
+    writer = HistoryWriter(history, flush_interval_s=0.0, buffered_samples_max=1000)
+    writer.record(sample(0.0))
+    for _ in range(100):  # the writer is in the middle of a write by now
+        await asyncio.sleep(0)
+    assert history.asked == 1
+    # Not a coroutine: 10,000 samples are taken without the event loop getting a turn, the newest of them kept.
+    for number in range(10_000):
+        writer.record(sample(float(number)))
+    assert history.asked == 1
+    assert (writer.buffered, writer.dropped) == (1000, 9000)
+    assert writer._task is not None
+    writer._task.cancel()
+
+
+async def test_ten_thousand_samples_reach_the_store_in_few_batches() -> None:
+    history = AwayHistory()
+    writer = HistoryWriter(history, flush_interval_s=1000.0, buffered_samples_max=10_000)
+    for number in range(10_000):
+        writer.record(sample(float(number)))
+    assert await writer.flush()
+    assert [len(batch) for batch in history.batches] == [1000] * 10
+    assert writer.dropped == 0
+    await writer.close()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tool_runtime.output import HeadTail, readable
 
 
-def kept(pieces: list[bytes], head: int = 4, tail: int = 6) -> HeadTail:
-    stream = HeadTail(head, tail)
+def kept(pieces: list[bytes], head: int = 4, tail: int = 6, **lines: int) -> HeadTail:
+    stream = HeadTail(head, tail, **lines)
     for piece in pieces:
         stream.feed(piece)
     return stream
@@ -27,11 +27,13 @@ def test_of_more_the_head_and_the_tail_are_kept_and_the_middle_counted() -> None
     assert result.truncated_bytes == 6
 
 
-@given(st.lists(st.binary(max_size=40), max_size=30))
+@given(st.lists(st.binary(max_size=40), max_size=5))
 def test_pieces_make_no_difference_and_nothing_is_lost_uncounted(pieces: list[bytes]) -> None:
     whole = b"".join(pieces)
     assert kept(pieces).result() == kept([whole]).result()
-    assert kept(pieces).result().truncated_bytes == max(0, len(whole) - 10)
+    # A character that the cut goes through is dropped, three bytes of it on either side at most.
+    least = max(0, len(whole) - 10)
+    assert least <= kept(pieces).result().truncated_bytes <= (least and least + 6)
 
 
 def test_memory_is_bounded_whatever_comes() -> None:
@@ -56,3 +58,41 @@ def test_memory_is_bounded_whatever_comes() -> None:
 )
 def test_output_reads_as_text(raw: bytes, text: str) -> None:
     assert readable(raw) == text
+
+
+def numbered(count: int) -> bytes:
+    return b"".join(b"%d\n" % number for number in range(count))
+
+
+def test_lines_are_limited_as_bytes_are_and_those_left_out_counted() -> None:
+    result = kept([numbered(10)], head=100, tail=100, head_lines=2, tail_lines=3).result()
+    assert result.text == "0\n1\n\n[… 10 bytes and 5 lines left out …]\n7\n8\n9\n"
+    assert (result.truncated_bytes, result.truncated_lines) == (10, 5)
+
+
+@given(st.lists(st.sampled_from([b"a", b"\n", b"bc\nd", b"\n\n"]), max_size=40), st.integers(0, 40))
+def test_pieces_make_no_difference_to_the_lines_either(pieces: list[bytes], cut: int) -> None:
+    whole = b"".join(pieces)
+    limits = {"head": 20, "tail": 20, "head_lines": 3, "tail_lines": 2}
+    result = kept(pieces, **limits).result()
+    assert result == kept([whole[:cut], whole[cut:]], **limits).result()
+    assert result.text.count("\n") <= 3 + 2 + 2
+
+
+def test_a_cut_through_a_character_drops_the_whole_character() -> None:
+    # 4 bytes of head end in the middle of the second ü, 6 bytes of tail begin in the middle of a ✓.
+    result = kept(["aüü0123456✓✓".encode()], head=4, tail=5).result()
+    assert "\N{REPLACEMENT CHARACTER}" not in result.text
+    assert result.text.startswith("aü\n")
+    assert result.text.endswith("\n✓")
+
+
+def test_binary_output_is_told_of_and_not_shown() -> None:
+    result = kept([bytes(range(256)) * 8], head=1000, tail=1000).result()
+    assert result.text == "[2048 bytes that are not text]"
+    assert result.truncated_bytes == 2048
+
+
+def test_text_with_a_few_strange_bytes_is_shown() -> None:
+    for text in (b"/a/long/enough/path/name\0" * 100, "Grüße an alle".encode("latin-1") * 100):
+        assert "not text" not in kept([text], head=10_000).result().text

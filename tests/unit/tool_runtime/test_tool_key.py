@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -78,6 +79,54 @@ CASES = [
     ("X=$(git rev-parse HEAD) make", "make"),
     ("diff <(sort a) <(sort b)", "diff"),
     ("ls \\\n  -la \\\n  /tmp", "ls"),
+    # What wraps what.
+    ("sudo env PATH=$PATH timeout 300 bash -c 'cd /srv && make install'", "make"),
+    ("sudo -E -u www-data php artisan test", "php"),
+    ("time (cd sub && npm test)", "npm"),
+    ("npx jest --ci", "jest"),
+    ("npx -p typescript tsc --noEmit", "tsc"),
+    ("npm test", "npm"),
+    ("npm run build 2>&1 | tail -20", "npm"),
+    ("uv run -- python -m mypy src", "mypy"),
+    ("uvx ruff check .", "ruff"),
+    ("poetry run python -m flake8", "flake8"),
+    ("poetry install", "poetry"),
+    ("pdm run pytest", "pytest"),
+    ("env -i bash -c 'make'", "make"),
+    ("stdbuf -oL pytest", "pytest"),
+    ("flock /var/lock/build make", "make"),
+    ("nohup setsid python -u train.py &> log &", "python"),
+    ("xargs -I{} sh -c 'make {}' < list", "make"),
+    ("find . -name '*.c' -print0 | xargs -0 -n 1 -P 4 gcc -c", "gcc"),
+    ("sh -xc 'pytest -q'", "pytest"),
+    ("bash -c \"bash -c 'bash -c pytest'\"", "pytest"),
+    ('eval "make all"', "make"),
+    ("exec python app.py", "python"),
+    ("python -X dev -Wall -m pytest", "pytest"),
+    ("python -m unittest discover", "unittest"),
+    ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt", "pip"),
+    ("PYTHONPATH=/x /opt/conda/bin/python -m pytest", "pytest"),
+    ("python manage.py test app.tests 2>&1 | tee out | grep -E 'FAIL|OK'", "python"),
+    ("docker compose up -d", "docker"),
+    ("git -C /repo diff", "git"),
+    # Scripts of several lines, loops, cases, functions, traps, waiting.
+    ("set -euo pipefail\ncd /w\n# build\nmake -j8\n", "make"),
+    ("ls\r\npytest\r\n", "pytest"),
+    ("pushd a >/dev/null; go build ./...; popd", "go"),
+    ("cd x || exit 1; cmake --build build", "cmake"),
+    ("for i in 1 2 3; do\n  python run.py $i\ndone", "python"),
+    ("while ! curl -s localhost; do sleep 1; done", "curl"),
+    ("sleep 5; curl -sf localhost:8000/healthz", "curl"),
+    ("sleep 30", "sleep"),
+    ("case $1 in a) make;; b|c) true;; *) ls;; esac", "make"),
+    ("f() { make; }; f", "f"),
+    ("trap 'rm x' EXIT; pytest", "pytest"),
+    ("make test & wait", "make"),
+    ("[ -d a ] && cargo test || true", "cargo"),
+    ("test -f x && (cd y; yarn build) || echo no", "yarn"),
+    ("make 2>&1 | tee build.log | tail -n 50; exit ${PIPESTATUS[0]}", "make"),
+    ("cat <<EOF | python3\nprint(1)\nEOF", "python"),
+    ("apply_patch <<'EOF'\n*** Begin Patch\nEOF", "apply_patch"),
     ("A=1", "shell"),
     ("", "shell"),
     ("'unterminated", "unterminated"),
@@ -118,6 +167,39 @@ def test_parallel_calls_combine_into_one_key_whatever_their_order() -> None:
     assert combine([git, git]) == "git"
     assert combine([]) is None
     assert parts(ToolKey("git+pytest")) == ["git", "pytest"]
+
+
+HOSTILE = {
+    "open parentheses": "(" * 1_000_000,
+    "open substitutions": "$(" * 500_000,
+    "open quotes": "'\"" * 500_000,
+    "backslashes": "\\" * 1_000_000,
+    "here-documents": "<<E " * 250_000 + "\n",
+    "wrappers": "env " * 250_000,
+    "assignments": "A=1 " * 250_000,
+    "nested shells": "bash -c '" * 100_000,
+    "pipes": "|" * 1_000_000,
+    "one word": "x" * 1_000_000,
+    "cases": "case x in " + "a) b;; " * 150_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_the_work_is_bounded_however_long_and_hostile_the_text(text: str) -> None:
+    """Counted in function calls, Python's and C's: no more than a few for each character that is looked at."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        key = tool_key("shell", {"command": text})
+    finally:
+        sys.setprofile(None)
+    assert 1 <= len(key) <= KEY_CHARS_MAX
+    assert calls < 20_000 * 40
 
 
 @given(st.text(max_size=300))

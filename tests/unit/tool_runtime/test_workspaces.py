@@ -12,7 +12,8 @@ import pytest
 from agent_program.errors import SandboxUnavailable
 from agent_program.ids import ProgramId, TenantId
 from support.tools import state_directory
-from tool_runtime.workspaces import Workspaces, delete_tree
+from tool_runtime.trees import delete_tree, usage_of
+from tool_runtime.workspaces import Workspaces
 
 TENANT, PROGRAM = TenantId("t"), ProgramId("p")
 IS_ROOT = os.geteuid() == 0
@@ -149,7 +150,7 @@ def test_usage_counts_blocks_and_names_and_follows_nothing(state: Path) -> None:
     (root / "sub" / "out").symlink_to("/usr")
     with open(root / "sparse", "wb") as sparse:
         sparse.truncate(2**40)
-    usage = workspaces.usage(root, bytes_max=2**30, files_max=1000)
+    usage = usage_of(root, bytes_max=2**30, files_max=1000)
     assert usage.entries == 4
     assert 100_000 <= usage.disk_bytes < 200_000
 
@@ -159,9 +160,9 @@ def test_counting_stops_at_the_limit(state: Path) -> None:
     root = workspaces.ensure(TENANT, PROGRAM)
     for i in range(50):
         (root / str(i)).touch()
-    assert workspaces.usage(root, bytes_max=2**30, files_max=10).entries == 11
+    assert usage_of(root, bytes_max=2**30, files_max=10).entries == 11
     deep_tree(root, 300)
-    assert workspaces.usage(root, bytes_max=2**30, files_max=10_000).is_too_deep
+    assert usage_of(root, bytes_max=2**30, files_max=10_000).is_too_deep
 
 
 def test_a_parked_workspace_becomes_the_programs_with_its_owner(state: Path) -> None:
