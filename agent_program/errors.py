@@ -7,6 +7,8 @@
     │   ├── ToolNotFound        400 tool_not_found
     │   ├── IllegalTransition   409 illegal_state         the program's state does not allow it
     │   └── RequestTooLarge     413 request_too_large
+    ├── Unauthenticated         401 invalid_api_key       no key, or none that is known
+    ├── Forbidden               403 forbidden             whoever it is may not do this
     ├── Overloaded              429 overloaded            try again after `retry_after_s`
     ├── Unavailable             503 unavailable           a part we need is away; try again after `retry_after_s`
     │   ├── StoreUnavailable    503 store_unavailable
@@ -82,6 +84,18 @@ class RequestTooLarge(InvalidRequest):
     """The request body is too large."""
 
     status, code = 413, "request_too_large"
+
+
+class Unauthenticated(PlatformError):
+    """An API key is needed."""
+
+    status, code, kind = 401, "invalid_api_key", "authentication_error"
+
+
+class Forbidden(PlatformError):
+    """This is not allowed."""
+
+    status, code, kind = 403, "forbidden", "permission_error"
 
 
 class Overloaded(PlatformError):

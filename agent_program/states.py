@@ -57,7 +57,8 @@ FINAL_STATES = frozenset({ProgramState.COMPLETED, ProgramState.FAILED, ProgramSt
 _S, _E = ProgramState, ProgramEvent
 _ENDINGS = {_E.FINISHED: _S.COMPLETED, _E.ERRORED: _S.FAILED, _E.CANCELLED: _S.CANCELLED}
 
-#: state → event → next state. CLAIMED is also legal while running or waiting: another runner resumes after a death.
+#: state → event → next state. CLAIMED is also legal while running or waiting: another runner resumes after a death, or takes
+#: a program whose wait for an action is over.
 TRANSITIONS: dict[ProgramState, dict[ProgramEvent, ProgramState]] = {
     _S.QUEUED: {_E.CLAIMED: _S.RUNNING, _E.ERRORED: _S.FAILED, _E.CANCELLED: _S.CANCELLED},
     _S.RUNNING: {
@@ -73,7 +74,12 @@ TRANSITIONS: dict[ProgramState, dict[ProgramEvent, ProgramState]] = {
         _E.ACTION_REQUIRED: _S.REQUIRES_ACTION,
         **_ENDINGS,
     },
-    _S.REQUIRES_ACTION: {_E.ACTION_TAKEN: _S.RUNNING, _E.DEADLINE_PASSED: _S.EXPIRED, **_ENDINGS},
+    _S.REQUIRES_ACTION: {
+        _E.CLAIMED: _S.REQUIRES_ACTION,
+        _E.ACTION_TAKEN: _S.RUNNING,
+        _E.DEADLINE_PASSED: _S.EXPIRED,
+        **_ENDINGS,
+    },
     **{state: {} for state in FINAL_STATES},
 }
 

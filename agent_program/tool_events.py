@@ -34,6 +34,8 @@ class SampleSource(StrEnum):
     TOOL_RUNTIME = "tool_runtime"
     #: The gap between the end of a turn and the arrival of the next one (a client that runs its own tools).
     REQUEST_GAP = "request_gap"
+    #: A client that runs its own tools and reports how long they took.
+    CLIENT = "client"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,8 @@ class ToolEventKind(StrEnum):
     """Where a program's tool calls are."""
 
     STARTED = "started"
+    #: It runs still, and has said how far it is.
+    PROGRESS = "progress"
     FINISHED = "finished"
 
 
@@ -65,3 +69,5 @@ class ToolEvent:
     #: Seconds since the tool started (0 at STARTED): a duration, so that no two machines need one clock.
     elapsed_s: float = 0.0
     outcome: ToolOutcome | None = None
+    #: How much of its work is done, from 0 to 1; None where the tool does not say, and at every other kind.
+    progress: float | None = None

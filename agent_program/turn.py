@@ -33,6 +33,10 @@ class TurnHints:
     #: only the request gap is known.
     last_tool: ToolKey | None = None
     last_tool_s: float | None = None
+    #: For the router, not for the engine: the program that started this one as a sub-program, and the ended one that it goes
+    #: on with.
+    parent_program_id: ProgramId | None = None
+    previous_program_id: ProgramId | None = None
 
     def to_xargs(self) -> dict[str, str | int | float]:
         """The flat form for `vllm_xargs`; absent hints are left out."""

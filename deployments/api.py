@@ -11,22 +11,28 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from agent_program.errors import InvalidRequest, Overloaded, ProgramNotFound
-from agent_program.ids import parse_program_id
-from agent_program.tool_events import ToolEvent
+from agent_program.ids import ProgramId, TenantId, parse_program_id
+from agent_program.tool_events import ToolEvent, ToolEventKind
+from deployments.access import AccessPolicy, Caller, Scope, bearer, require
 from deployments.chat_api import ChatApi
 from deployments.explanation import Explainer
 from deployments.health import Health
 from deployments.http_body import read_json
-from deployments.http_errors import install_error_handlers
+from deployments.http_errors import Refusals, install_error_handlers
+from deployments.http_etag import tagged_response
+from deployments.ports import ReleasedProgram
 from deployments.program_service import ProgramService
 from deployments.settings import HttpSettings
 from deployments.steps import Step
 from deployments.tool_catalog import ToolCatalog
-from deployments.wire import parse_tool_event, parse_whole_number
+from deployments.ttl_now import CONTEXT_TOKENS_DEFAULT
+from deployments.wire_client_tools import parse_tool_event
+from deployments.wire_values import parse_whole_number
+from deployments.workspace_api import WorkspaceApi, WorkspaceClient
 
 _LIST_LIMIT_DEFAULT = 20
 _SEQ_MAX = 2**53
@@ -38,7 +44,7 @@ class ProgramEngine(Protocol):
 
     async def tool_event(self, event: ToolEvent) -> None: ...
 
-    async def release(self, program_id: str) -> None: ...
+    async def release(self, program_id: str) -> ReleasedProgram | None: ...
 
 
 class Api:
@@ -52,45 +58,77 @@ class Api:
         engine: ProgramEngine,
         explainer: Explainer,
         tools: ToolCatalog,
+        workspaces: WorkspaceClient,
         health: Health,
         model: str,
         settings: HttpSettings,
     ) -> None:
+        self._access = AccessPolicy(settings.api_keys, open_without_keys=settings.open_without_keys)
         self._programs = programs
         self._chat = chat
         self._engine = engine
         self._explainer = explainer
         self._tools = tools
+        self._workspaces = WorkspaceApi(
+            workspaces,
+            archive_bytes_max=settings.archive_bytes_max,
+            piece_timeout_s=settings.body_read_timeout_s,
+        )
         self._health = health
         self._model = model
         self._settings = settings
         self._event_streams = 0
+        self._refusals = Refusals()
 
     def build(self) -> FastAPI:
         """The ASGI app."""
         app = FastAPI(title="Continuum agents", version="1", docs_url="/docs", redoc_url=None)
-        install_error_handlers(app)
-        routes: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
-            ("POST", "/v1/chat/completions", self.chat_completion),
-            ("GET", "/v1/models", self.models),
-            ("POST", "/v1/programs", self.submit),
-            ("GET", "/v1/programs", self.list_programs),
-            ("GET", "/v1/programs/{program_id}", self.get_program),
-            ("DELETE", "/v1/programs/{program_id}", self.delete_program),
-            ("POST", "/v1/programs/{program_id}/cancel", self.cancel),
-            ("GET", "/v1/programs/{program_id}/events", self.events),
-            ("POST", "/v1/programs/{program_id}/tool_events", self.tool_event),
-            ("GET", "/v1/programs/{program_id}/explain", self.explain),
-            ("GET", "/v1/tools", self.list_tools),
-            ("GET", "/v1/tools/latency", self.tool_latencies),
-            ("GET", "/v1/tools/{name}/latency", self.tool_latency),
-            ("GET", "/healthz", self.healthz),
-            ("GET", "/readyz", self.readyz),
-            ("GET", "/metrics", self.metrics),
+        install_error_handlers(app, self._refusals)
+        public, read, submit = None, Scope.READ, Scope.SUBMIT
+        routes: list[tuple[Scope | None, str, str, Callable[..., Awaitable[Response]]]] = [
+            (submit, "POST", "/v1/chat/completions", self.chat_completion),
+            (read, "GET", "/v1/models", self.models),
+            (submit, "POST", "/v1/programs", self.submit),
+            (read, "GET", "/v1/programs", self.list_programs),
+            (read, "GET", "/v1/programs/{program_id}", self.get_program),
+            (submit, "DELETE", "/v1/programs/{program_id}", self.delete_program),
+            (submit, "POST", "/v1/programs/{program_id}/cancel", self.cancel),
+            (read, "GET", "/v1/programs/{program_id}/events", self.events),
+            (submit, "POST", "/v1/programs/{program_id}/tool_outputs", self.tool_outputs),
+            (submit, "POST", "/v1/programs/{program_id}/tool_events", self.tool_event),
+            (read, "GET", "/v1/programs/{program_id}/explain", self.explain),
+            (read, "GET", "/v1/programs/{program_id}/workspace", self.read_workspace),
+            (submit, "PUT", "/v1/programs/{program_id}/workspace", self.replace_workspace),
+            (submit, "POST", "/v1/programs/{program_id}/workspace/snapshots", self.snapshot_workspace),
+            (submit, "POST", "/v1/programs/{program_id}/workspace/restore", self.restore_workspace),
+            (read, "GET", "/v1/tools", self.list_tools),
+            (read, "GET", "/v1/tools/latency", self.tool_latencies),
+            (read, "GET", "/v1/tools/{name}/latency", self.tool_latency),
+            (public, "GET", "/healthz", self.healthz),
+            (public, "GET", "/readyz", self.readyz),
+            (public, "GET", "/metrics", self.metrics),
         ]
-        for method, path, endpoint in routes:
-            app.add_api_route(path, endpoint, methods=[method], response_model=None, name=endpoint.__name__)
+        for scope, method, path, endpoint in routes:
+            guards = [] if scope is None else [Depends(self._guard(scope))]
+            app.add_api_route(
+                path, endpoint, methods=[method], response_model=None, name=endpoint.__name__, dependencies=guards
+            )
         return app
+
+    def status(self) -> dict[str, Any]:
+        """What this process does and has refused, for metrics."""
+        return {"event_streams": self._event_streams, "refusals": self._refusals.by_code()}
+
+    def _guard(self, scope: Scope) -> Callable[[Request], Awaitable[None]]:
+        """Lets nobody in without the scope; runs before the body is read."""
+
+        async def check(request: Request) -> None:
+            address = request.client.host if request.client is not None else None
+            caller = self._access.caller(key=bearer(request.headers.get("authorization")), address=address)
+            require(caller, scope)
+            request.state.caller = caller
+
+        return check
 
     async def _body(self, request: Request) -> Any:
         return await read_json(
@@ -101,7 +139,7 @@ class Api:
 
     async def chat_completion(self, request: Request) -> Response:
         """One turn, as OpenAI's chat completions; a program id keeps it on its program's replica."""
-        return await self._chat.answer(request, await self._body(request))
+        return await self._chat.answer(request, await self._body(request), caller_of(request))
 
     async def models(self) -> Response:
         """The model that is served."""
@@ -113,7 +151,9 @@ class Api:
     async def submit(self, request: Request) -> Response:
         """Submit a program; it runs on its own from here on."""
         body = await self._body(request)
-        record = await self._programs.submit(body, idempotency_key=request.headers.get("idempotency-key"))
+        record = await self._programs.submit(
+            body, caller=caller_of(request), idempotency_key=request.headers.get("idempotency-key")
+        )
         return JSONResponse(record.to_wire(), status_code=202, headers={"location": f"/v1/programs/{record.id}"})
 
     async def get_program(self, request: Request, program_id: str) -> Response:
@@ -121,14 +161,14 @@ class Api:
         includes = [name for name in request.query_params.get("include", "").split(",") if name]
         if unknown := sorted(set(includes) - set(_INCLUDES)):
             raise InvalidRequest(f"include: one of {', '.join(_INCLUDES)}, not {unknown[0][:100]!r}", param="include")
-        wire = (await self._programs.get(program_id)).to_wire()
+        wire = (await self._programs.get(program_id, caller_of(request))).to_wire()
         if includes:
             steps = await self._programs.steps(program_id)
             if "journal" in includes:
                 wire["journal"] = [step.to_wire() for step in steps]
             if "turns" in includes:
                 wire["turn_list"] = [dict(step.data) for step in steps if step.kind == "turn.finished"]
-        return JSONResponse(wire)
+        return tagged_response(request, wire)
 
     async def list_programs(self, request: Request) -> Response:
         """Programs, newest first."""
@@ -140,23 +180,26 @@ class Api:
             least=1,
             most=self._settings.list_limit_max,
         )
-        page = await self._programs.list(state=query.get("state"), limit=limit, after=query.get("after"))
+        page = await self._programs.list(
+            caller=caller_of(request), state=query.get("state"), limit=limit, after=query.get("after")
+        )
         data = [record.to_wire() for record in page.records]
         last_id = data[-1]["id"] if data else None
-        return JSONResponse({"object": "list", "data": data, "has_more": page.has_more, "last_id": last_id})
+        return tagged_response(request, {"object": "list", "data": data, "has_more": page.has_more, "last_id": last_id})
 
-    async def cancel(self, program_id: str) -> Response:
+    async def cancel(self, request: Request, program_id: str) -> Response:
         """Ask for a program's end. The answer may still say `running`; `cancel_requested` is true then."""
-        return JSONResponse((await self._programs.cancel(program_id)).to_wire())
+        return JSONResponse((await self._programs.cancel(program_id, caller_of(request))).to_wire())
 
-    async def delete_program(self, program_id: str) -> Response:
+    async def delete_program(self, request: Request, program_id: str) -> Response:
         """Forget a program that has ended. For a client-run program: its KV and binding are released."""
         try:
-            await self._programs.delete(program_id)
+            await self._programs.delete(program_id, caller_of(request))
         except ProgramNotFound:
-            if (await self._explainer.explain(parse_program_id(program_id))).latest is None:
+            engine_id = caller_of(request).engine_id(parse_program_id(program_id))
+            if (await self._explainer.explain(engine_id)).latest is None or await self._is_journaled(engine_id):
                 raise
-            await self._engine.release(program_id)
+            await self._engine.release(engine_id)
         return JSONResponse({"id": program_id, "object": "program.deleted", "deleted": True})
 
     async def events(self, request: Request, program_id: str) -> Response:
@@ -164,7 +207,7 @@ class Api:
         after = parse_whole_number(
             request.headers.get("last-event-id"), what="Last-Event-ID", default=0, least=0, most=_SEQ_MAX
         )
-        await self._programs.get(program_id)
+        await self._programs.get(program_id, caller_of(request))
         if self._event_streams >= self._settings.event_streams_max:
             raise Overloaded(f"{self._event_streams} event streams are open", retry_after_s=5)
         return StreamingResponse(
@@ -181,16 +224,62 @@ class Api:
         finally:
             self._event_streams -= 1
 
+    async def tool_outputs(self, request: Request, program_id: str) -> Response:
+        """What a program in `requires_action` waits for: outputs of the client's own tools, consent to calls. In any number of
+        requests; the same answer again changes nothing."""
+        answered = await self._programs.answer(program_id, await self._body(request), caller_of(request))
+        if answered.wait is not None:
+            await self._tell_of_client_tool(
+                ToolEvent(
+                    program_id=parse_program_id(program_id),
+                    kind=ToolEventKind.FINISHED,
+                    tool=answered.wait.tool_key,
+                    elapsed_s=answered.wait.seconds,
+                    outcome=answered.wait.outcome,
+                )
+            )
+        return JSONResponse(answered.record.to_wire())
+
     async def tool_event(self, request: Request, program_id: str) -> Response:
         """A client that runs its own tools reports that one starts or has finished."""
-        await self._engine.tool_event(parse_tool_event(program_id, await self._body(request)))
+        engine_id = await self._engine_id(program_id, caller_of(request))
+        await self._tell_of_client_tool(parse_tool_event(engine_id, await self._body(request)))
         return JSONResponse({"object": "tool_event", "accepted": True}, status_code=202)
 
-    async def explain(self, program_id: str) -> Response:
-        """Why the program's KV was kept or dropped, and where the program is."""
-        explained = await self._explainer.explain(parse_program_id(program_id))
+    async def _tell_of_client_tool(self, event: ToolEvent) -> None:
+        """A tool that the platform does not run started or finished: the scheduler hears of it as of any other."""
+        self._tools.record(event)
+        await self._engine.tool_event(event)
+
+    async def _engine_id(self, program_id: str, caller: Caller) -> ProgramId:
+        """What the engines call a program: one that the platform runs has its own id, one that its client runs the caller's.
+
+        Raises:
+            ProgramNotFound: it is another tenant's.
+        """
+        if caller.key_name is None:
+            return parse_program_id(program_id)  # one id for everybody, and no store that has to answer
         try:
-            record: dict[str, Any] | None = (await self._programs.get(program_id)).to_wire()
+            return ProgramId((await self._programs.get(program_id, caller)).id)
+        except ProgramNotFound:
+            engine_id = caller.engine_id(parse_program_id(program_id))
+            if await self._is_journaled(engine_id):
+                raise
+            return engine_id
+
+    async def _is_journaled(self, program_id: str) -> bool:
+        try:
+            await self._programs.get(program_id)
+        except (ProgramNotFound, InvalidRequest):
+            return False
+        return True
+
+    async def explain(self, request: Request, program_id: str) -> Response:
+        """Why the program's KV was kept or dropped, and where the program is."""
+        caller = caller_of(request)
+        explained = await self._explainer.explain(await self._engine_id(program_id, caller))
+        try:
+            record: dict[str, Any] | None = (await self._programs.get(program_id, caller)).to_wire()
         except ProgramNotFound:
             record = None
         if record is None and explained.latest is None:
@@ -201,23 +290,67 @@ class Api:
                 "id": program_id,
                 "program": record,
                 "scheduler": explained.latest,
+                "placement": explained.placement,
                 "earlier_replicas": explained.earlier,
             }
         )
+
+    # Files
+
+    async def read_workspace(self, request: Request, program_id: str) -> Response:
+        """The program's files as a tar."""
+        return await self._workspaces.read(*await self._owner(request, program_id))
+
+    async def replace_workspace(self, request: Request, program_id: str) -> Response:
+        """The program's files become those of a tar, all or nothing; also before the program is submitted under its id."""
+        return await self._workspaces.replace(request, *await self._owner(request, program_id, is_to_come=True))
+
+    async def snapshot_workspace(self, request: Request, program_id: str) -> Response:
+        """Keep the program's files as they are."""
+        return await self._workspaces.snapshot(*await self._owner(request, program_id))
+
+    async def restore_workspace(self, request: Request, program_id: str) -> Response:
+        """Put the files of a snapshot back."""
+        body = await self._body(request)
+        return await self._workspaces.restore(body, *await self._owner(request, program_id))
+
+    async def _owner(
+        self, request: Request, program_id: str, *, is_to_come: bool = False
+    ) -> tuple[ProgramId, TenantId]:
+        """The program and its tenant; one that `is_to_come` may not be there yet.
+
+        Raises:
+            ProgramNotFound: there is none, or it is another tenant's.
+        """
+        caller = caller_of(request)
+        try:
+            record = await self._programs.get(program_id, caller)
+        except ProgramNotFound:
+            if not is_to_come or await self._is_journaled(program_id):
+                raise
+            return parse_program_id(program_id), caller.tenant_id
+        return ProgramId(record.id), TenantId(record.tenant_id)
 
     # Tools
 
     async def list_tools(self) -> Response:
         """The tools that programs may name."""
-        return JSONResponse(self._tools.list())
+        return JSONResponse(await self._tools.list())
 
     async def tool_latencies(self) -> Response:
         """How long everything took that has been measured."""
         return JSONResponse(await self._tools.latencies())
 
-    async def tool_latency(self, name: str) -> Response:
-        """How long a tool takes, by what has been measured."""
-        return JSONResponse(await self._tools.latency(name))
+    async def tool_latency(self, request: Request, name: str) -> Response:
+        """How long a tool takes, by what has been measured, and how long a context of `context_tokens` would be kept for it."""
+        tokens = parse_whole_number(
+            request.query_params.get("context_tokens"),
+            what="context_tokens",
+            default=CONTEXT_TOKENS_DEFAULT,
+            least=1,
+            most=_SEQ_MAX,
+        )
+        return JSONResponse(await self._tools.latency(name, context_tokens=tokens))
 
     # Health
 
@@ -234,6 +367,12 @@ class Api:
         """Prometheus text of the whole platform."""
         page = await self._health.metrics_page()
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sends a request that has passed its guard."""
+    caller: Caller = request.state.caller
+    return caller
 
 
 def _event(program_id: str, step: Step) -> str:

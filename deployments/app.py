@@ -20,13 +20,15 @@ from ray.serve import Application, Deployment
 from ray.serve.config import BackpressureConfig
 
 from continuum_router.ray_router import router_config
-from deployments.fleet import ENGINE_PART
+from deployments.fleet import ENGINE_PART, TOOLS_PART
 from deployments.served import ServedEngine, ServedIngress, ServedRunner, ServedStore, ServedTools
 from deployments.settings import PlatformSettings
 from engine_replicas.engine_config import Device, TensorParallelExecutor
 
 APP_NAME = "continuum"
 _GIB = 1024**3
+#: How often a stopping replica looks whether what it runs has finished. Serve's own two seconds are most of an idle shutdown.
+_DRAIN_LOOK_S = 0.5
 #: Names by which router settings and dashboards know the deployments.
 ENGINE, TOOLS, RUNNER, STORE, INGRESS = "EngineReplica", "ToolActor", "ProgramRunner", "EmbeddedStore", "Ingress"
 
@@ -36,7 +38,7 @@ def build_app(settings: PlatformSettings) -> Application:
     engine = _engine(settings).bind(settings)
     tools = _tools(settings).bind(settings)
     runner = _service(settings, RUNNER, ServedRunner, settings.replicas.runner).bind(settings, engine, tools)
-    parts = {ENGINE_PART: engine, "tools": tools, "runner": runner}
+    parts = {ENGINE_PART: engine, TOOLS_PART: tools, "runner": runner}
     if settings.store.is_embedded:
         parts["embedded_store"] = _service(settings, STORE, ServedStore, 1).bind(settings.store)
     return _ingress(settings).bind(settings, engine, parts)
@@ -120,6 +122,7 @@ def _ingress(settings: PlatformSettings) -> Deployment:
 def _health_options(settings: PlatformSettings) -> dict[str, Any]:
     replicas = settings.replicas
     return {
+        "graceful_shutdown_wait_loop_s": _DRAIN_LOOK_S,
         "health_check_period_s": replicas.health_period_s,
         "health_check_timeout_s": replicas.health_timeout_s,
         "max_constructor_retry_count": replicas.startup_attempts_max,

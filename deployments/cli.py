@@ -6,6 +6,8 @@ Exit codes, so that scripts can tell what happened:
     1  the program failed, or a part broke     4  the server refused the request
     2  the command line or a setting is wrong  130  interrupted
 
+With `--json` results are JSON on stdout and an error is a JSON object on stderr; the exit codes are the same.
+
 Only `serve` and `model` import Ray or the engine; the rest is a REST client and starts at once.
 """
 
@@ -16,12 +18,15 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli_keys import keys_app
+from deployments.cli_plugins import add_commands
 from deployments.cli_programs import programs_app, run, tools_app
 from deployments.cli_serve import model_app, serve
-from deployments.cli_support import out
+from deployments.cli_support import CommandGroup, out
 
 app = typer.Typer(
     name="continuum",
+    cls=CommandGroup,
     help="Serve agent programs, and keep their KV cache while their tools run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -31,6 +36,8 @@ app.command()(run)
 app.add_typer(programs_app, name="programs")
 app.add_typer(tools_app, name="tools")
 app.add_typer(model_app, name="model")
+app.add_typer(keys_app, name="keys")
+add_commands(app)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -123,6 +123,7 @@ def program_details(program: Json) -> Table:
         ("leases", counts(program["leases"])),
         ("replica", program.get("replica") or "–"),
     ]
+    rows.extend(("waits for", line) for line in required_action_lines(program)[1:])
     if error:
         rows.append(("error", Text(f"{error['code']}: {error['message']}", style="red")))
     rows.append(("answer", program.get("output") or "–"))
@@ -131,16 +132,33 @@ def program_details(program: Json) -> Table:
     return table
 
 
+def required_action_lines(program: Json) -> list[Text]:
+    """What a program waits for, a line a call; nothing where it waits for nothing."""
+    action = program.get("required_action")
+    if not action:
+        return []
+    asked = {"output": "output of", "approval": "consent to"}
+    calls = [
+        Text(
+            f"  {call['call_id']}  {asked.get(call['kind'], call['kind'])} {call['tool']} {excerpt(call['arguments'])}"
+        )
+        for call in action["calls"]
+    ]
+    return [Text(f"  waits until {_when(action['expires_at'])} for:"), *calls]
+
+
 def tool_table(tools: Sequence[Json]) -> Table:
     """The registered tools, in OpenAI's function shape."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("tool", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
     table.add_column("what it does")
     table.add_column("arguments")
     for tool in tools:
         function = tool.get("function", tool)
         arguments = function.get("parameters", {}).get("properties", {})
-        table.add_row(function["name"], Text(function.get("description", "")), ", ".join(arguments))
+        described = Text(function.get("description", ""))
+        table.add_row(function["name"], tool.get("kind", "–"), described, ", ".join(arguments))
     return table
 
 
@@ -168,7 +186,7 @@ def _describe(name: str, data: Json) -> str:
         case "program.queued":
             return f"model {data.get('model', '')}, tools {', '.join(data.get('tools', ())) or 'none'}"
         case "program.claimed":
-            return "taken over by another runner" if data.get("resumed") else ""
+            return "taken over from another runner" if data.get("resumed") else ""
         case "turn.started":
             return f"turn {data['turn']}"
         case "turn.delayed":
@@ -186,6 +204,14 @@ def _describe(name: str, data: Json) -> str:
             return f"{data['tool']} {data['outcome']} after {seconds(data.get('duration_s'))}: {excerpt(data.get('output'))}"
         case "tools.finished":
             return f"waited {seconds(data.get('seconds'))} for {data.get('tool_key') or 'tools'}"
+        case "action.required":
+            asked = ", ".join(f"{call['tool']} ({call['call_id']})" for call in data["calls"])
+            return f"waits for its client until {_when(data['expires_at'])}: {asked}"
+        case "action.decided":
+            decision = "agreed to" if data["approved"] else "refused"
+            return f"{decision} {data['tool']} ({data['call_id']}) {data.get('reason') or ''}"
+        case "action.taken":
+            return f"answered after {seconds(data.get('seconds'))}"
         case "program.ended":
             error = data.get("error")
             return f"{data['state']} ({data['end_reason']})" + (f": {error['message']}" if error else "")

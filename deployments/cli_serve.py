@@ -48,7 +48,7 @@ def serve(
     try:
         settings = load_settings(config, options)
     except SettingsError as error:
-        raise fail(ExitCode.USAGE, str(error)) from error
+        raise fail(ExitCode.USAGE, str(error), as_json=as_json) from error
 
     prepare_environment()
     from deployments.local_platform import ListenOn, PlatformStartError, local_platform
@@ -60,7 +60,7 @@ def serve(
             _print_addresses(url, settings, as_json=as_json)
             _wait_for_a_signal()
     except PlatformStartError as error:
-        raise fail(ExitCode.FAILED, str(error)) from error
+        raise fail(ExitCode.FAILED, str(error), as_json=as_json) from error
     except KeyboardInterrupt:
         err.print("stopped")
 
@@ -75,7 +75,7 @@ def prepare_model(as_json: AsJson = False) -> None:
     try:
         path = prepare()
     except PlatformError as error:
-        raise fail(ExitCode.FAILED, error.message) from error
+        raise fail(ExitCode.FAILED, error.message, as_json=as_json) from error
     print_json(out, {"path": str(path)}) if as_json else out.print(str(path), markup=False)
 
 

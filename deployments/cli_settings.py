@@ -6,7 +6,7 @@ file that holds those `args` alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ def load_settings(file: Path | None, options: Mapping[str, Any]) -> PlatformSett
     try:
         return PlatformSettings.model_validate(tree)
     except ValidationError as error:
-        raise SettingsError("\n".join(_describe(one) for one in error.errors())) from error
+        given = {name for name, value in options.items() if value is not None}
+        raise SettingsError("\n".join(_describe(one, file, given) for one in error.errors())) from error
 
 
 def _arguments_of(file: Path) -> dict[str, Any]:
@@ -70,6 +71,8 @@ def _set(tree: dict[str, Any], path: list[str], value: Any) -> None:
     tree[leaf] = value
 
 
-def _describe(error: Mapping[str, Any]) -> str:
+def _describe(error: Mapping[str, Any], file: Path | None, options: Set[str]) -> str:
+    """Where the wrong setting was written, its dotted name, and what is wrong with it."""
     name = ".".join(str(part) for part in error["loc"])
-    return f"{name}: {error['msg']}" if name else str(error["msg"])
+    where = f"{file}: " if file is not None and name not in options else ""
+    return f"{where}{name}: {error['msg']}" if name else f"{where}{error['msg']}"

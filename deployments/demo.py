@@ -140,7 +140,6 @@ def main(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     prepare_environment()
     from deployments.local_platform import ListenOn, PlatformStartError, local_platform
-    from engine_replicas.embedded_model import prepare
 
     started_s = time.monotonic()
 
@@ -148,8 +147,6 @@ def main(
         screen.print(f"[dim]{time.monotonic() - started_s:5.0f} s[/dim]  {stage} …")
 
     try:
-        say("preparing the model (converted once per machine)")
-        prepare()
         with tempfile.TemporaryDirectory(prefix="continuum-demo-", ignore_cleanup_errors=True) as directory:
             listen = ListenOn(port=0)
             with local_platform(demo_settings(Path(directory)), listen, on_stage=say) as url:

@@ -21,6 +21,8 @@ class Explanations:
     latest: Mapping[str, Any] | None
     #: Of replicas on which it was before.
     earlier: tuple[Mapping[str, Any], ...]
+    #: Why its last turn went to the replica where it is, and (`came`) why the first one did; None where none remembers it.
+    placement: Mapping[str, Any] | None = None
 
 
 class Explainer:
@@ -38,4 +40,13 @@ class Explainer:
         known = [{"replica": replica, **explained} for replica, explained in answer.answers if explained["is_known"]]
         # One that has not ended there is where it is; of several, the one that met it last.
         known.sort(key=lambda explained: (explained["is_over"], explained["age_s"]))
-        return Explanations(latest=known[0] if known else None, earlier=tuple(known[1:]))
+        placed = [
+            {"replica": replica, **explained["placement"]}
+            for replica, explained in answer.answers
+            if explained.get("placement") is not None
+        ]
+        home = known[0]["replica"] if known else None
+        placed.sort(key=lambda placement: placement["replica"] != home)
+        return Explanations(
+            latest=known[0] if known else None, earlier=tuple(known[1:]), placement=placed[0] if placed else None
+        )

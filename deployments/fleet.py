@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-#: The part that the API asks by name.
-ENGINE_PART = "engine"
+#: The parts that the API asks by name.
+ENGINE_PART, TOOLS_PART, INGRESS_PART = "engine", "tools", "ingress"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,8 @@
 """The journal: the one place that knows every program. What it promises, whatever stores it:
 
 - A step is journaled all or nothing, together with the record that it makes, and steps of a program have no gap.
-- At most one runner at a time writes to a program: the one that holds its *lease*. Each claim carries a fencing token larger
+- At most one runner at a time writes to a program: the one that holds its *lease*. While a program waits for its client no
+  runner writes, and what the client does is journaled if it follows the last step (`act`). Each claim carries a fencing token larger
   than every earlier one, and a write with an old token is refused. A runner that stops extending its leases loses its
   programs to whoever claims next; nothing else ends a program that was accepted.
 - Programs are claimed in the order in which they were accepted; interrupted ones first.
@@ -20,6 +21,7 @@ from typing import Protocol
 
 from agent_program.errors import InvalidRequest, PlatformError
 from agent_program.states import ProgramState
+from deployments import journal_histograms
 from deployments.program import ProgramRecord, ProgramSpec
 from deployments.signals import Signal
 from deployments.steps import Step, StepKind
@@ -115,8 +117,11 @@ class Journal(Protocol):
         """Steps with a larger `seq`, in order. Raises ProgramNotFound."""
         ...
 
-    async def list(self, *, state: ProgramState | None, limit: int, after: str | None) -> Page:
-        """Newest first, starting behind the program `after`. Raises InvalidRequest where `after` is not known."""
+    async def list(
+        self, *, state: ProgramState | None, limit: int, after: str | None, tenant_id: str | None = None
+    ) -> Page:
+        """Newest first, of one tenant or of all, starting behind the program `after`. Raises InvalidRequest where `after` is
+        not known."""
         ...
 
     async def claim(self, runner: str, *, lease_s: float, take_lapsed: bool = True) -> Claim | None:
@@ -137,12 +142,27 @@ class Journal(Protocol):
         """
         ...
 
-    async def hand_back(self, claim: Claim) -> None:
-        """Give the program to another runner at once (a clean shutdown). An old claim changes nothing."""
+    async def hand_back(self, claim: Claim, *, after_s: float = 0.0) -> None:
+        """Give the program to another runner at once (a clean shutdown), or put one that waits for its client down: it is
+        claimed again after `after_s`, or when its client has answered. An old claim changes nothing, and a program that no
+        longer waits is given away at once."""
+        ...
+
+    async def act(self, program_id: str, steps: Sequence[Step], record: ProgramRecord) -> bool:
+        """Journal what the client of a waiting program did, and the record that it leads to; if that is not waiting any more, a
+        runner goes on with it at once.
+
+        Returns:
+            False, with nothing changed, where the program does not wait, or the steps do not follow its last one.
+
+        Raises:
+            ProgramNotFound.
+        """
         ...
 
     async def request_cancel(self, program_id: str) -> ProgramRecord:
-        """A queued program is cancelled at once, a claimed one by its runner. Again on a cancelled one: no change.
+        """A queued program is cancelled at once, a claimed one by its runner, one that waits for its client by the next runner,
+        which takes it at once. Again on a cancelled one: no change.
 
         Raises:
             ProgramNotFound, or IllegalTransition where the program has ended otherwise.
@@ -224,4 +244,8 @@ def counter_increments(steps: Sequence[Step], record: ProgramRecord) -> dict[str
             add("resumed", 1)
         elif step.kind is StepKind.PROGRAM_ENDED:
             add(f"ended:{record.state.value}:{data['end_reason']}", 1)
+            for outcome, count in data["lease_ends"].items():
+                add(f"leases:{outcome}", count)
+    for name, amount in journal_histograms.increments(steps, record):
+        add(name, amount)
     return moves

@@ -12,12 +12,17 @@ import math
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
+from agent_program.errors import EngineUnavailable
+from deployments.access import is_local
 from deployments.process_tree import adopt_orphans, end_descendants
+from deployments.progress import told
 from deployments.rest_client import RestClient
 from deployments.settings import PlatformSettings, ReplicaSettings
 
@@ -56,26 +61,43 @@ def local_platform(settings: PlatformSettings, listen: ListenOn, *, on_stage: Ca
     Raises:
         PlatformStartError: the port is taken, or a part did not come up.
     """
+    _check_doors(settings, listen)
     port = _free_port(listen)
     if settings.store.is_embedded:
         _check_store_port(settings.store.embedded_port)
     stack = contextlib.ExitStack()
     try:
         _restore_signals_at_the_end(stack)
-        on_stage("starting Ray")
-        _start_ray(listen.ray_address, stack, num_cpus=_ray_cpus(settings.replicas))
-        on_stage("starting the engine, the store and the tools")
-        _start_app(settings, listen, port, stack)
+        if settings.engine.is_embedded and listen.ray_address is None:
+            _prepare_model(on_stage)
+        with told("starting Ray", on_stage):
+            _start_ray(listen.ray_address, stack, on_stage, num_cpus=_ray_cpus(settings.replicas))
+        with told("starting the engine, the store and the tools", on_stage, detail=_what_is_starting):
+            _start_app(settings, listen, port, stack, on_stage)
         url = f"http://{_reachable(listen.host)}:{port}"
-        _wait_until_ready(url)
+        with told("waiting until it is ready", on_stage):
+            _wait_until_ready(url)
         yield url
     finally:
-        on_stage("shutting down")
         _protect_the_clean_up()
         # While Serve ends, a thread of Ray's prints to stdout that Serve's controller has ended: no error, it is in Ray's
         # logs, and a caller's stdout may be JSON.
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             stack.close()
+
+
+def _check_doors(settings: PlatformSettings, listen: ListenOn) -> None:
+    """Nobody opens a platform without keys to a network by accident."""
+    http = settings.http
+    if listen.ray_address is None and not (_is_loopback(listen.host) or http.api_keys or http.open_without_keys):
+        raise PlatformStartError(
+            f"{listen.host} can be reached from other machines, and there are no API keys: make one with `continuum keys new` "
+            "and put it into http.api_keys, or say http.open_without_keys: true"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or is_local(host)
 
 
 def _free_port(listen: ListenOn) -> int:
@@ -113,12 +135,35 @@ def _ray_cpus(replicas: ReplicaSettings) -> int:
     return max(os.cpu_count() or 1, math.ceil(asked))
 
 
-def _start_ray(address: str | None, stack: contextlib.ExitStack, *, num_cpus: int) -> None:
+def _prepare_model(on_stage: Callable[[str], None]) -> None:
+    """Convert the embedded model before a replica has to, where people see it. In a process of its own: what converts it
+    (torch, transformers) would stay in this one's memory for good."""
+    from engine_replicas.embedded_model import is_prepared
+
+    try:
+        if is_prepared():
+            return
+    except EngineUnavailable as error:
+        raise PlatformStartError(error.message) from error
+    with told("preparing the embedded model, once on this machine", on_stage):
+        command = [sys.executable, "-m", "engine_replicas.embedded_model"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PlatformStartError(f"the embedded model could not be prepared:\n{done.stderr.strip()[-2000:]}")
+
+
+def _start_ray(
+    address: str | None, stack: contextlib.ExitStack, on_stage: Callable[[str], None], *, num_cpus: int
+) -> None:
     import ray
 
+    def stop_ray() -> None:
+        with told("stopping Ray" if address is None else "leaving the cluster", on_stage):
+            ray.shutdown()
+
     if address is None:
-        stack.callback(_report_stragglers)
-    stack.callback(ray.shutdown)
+        stack.callback(_end_stragglers, on_stage)
+    stack.callback(stop_ray)
     private = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": num_cpus}
     try:
         ray.init(
@@ -135,20 +180,44 @@ def _start_ray(address: str | None, stack: contextlib.ExitStack, *, num_cpus: in
         signal.signal(number, _interrupt)
 
 
-def _start_app(settings: PlatformSettings, listen: ListenOn, port: int, stack: contextlib.ExitStack) -> None:
+def _start_app(
+    settings: PlatformSettings,
+    listen: ListenOn,
+    port: int,
+    stack: contextlib.ExitStack,
+    on_stage: Callable[[str], None],
+) -> None:
     from ray import serve
     from ray.exceptions import RayError
 
     from deployments.app import build_app
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    # A cluster that was there before may serve other applications: leave those alone.
-    stack.callback(serve.shutdown if listen.ray_address is None else lambda: serve.delete(APP_NAME))
+
+    def stop_app() -> None:
+        with told("stopping the application: programs are handed back, engines and sandboxes end", on_stage):
+            if listen.ray_address is None:
+                serve.shutdown()
+            else:
+                # A cluster that was there before may serve other applications: leave those alone.
+                serve.delete(APP_NAME)
+
+    stack.callback(stop_app)
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": listen.host, "port": port})
         serve.run(build_app(settings), name=APP_NAME, route_prefix="/")
     except (RayError, RuntimeError) as error:
         raise PlatformStartError(f"the application did not start: {error}{_where_logs_are()}") from error
+
+
+def _what_is_starting() -> str:
+    """The deployments that are not up yet, as Serve sees them."""
+    from ray import serve
+
+    application = serve.status().applications.get(APP_NAME)
+    deployments = application.deployments if application is not None else {}
+    waiting = sorted(name for name, state in deployments.items() if state.status != "HEALTHY")
+    return "waiting for " + ", ".join(waiting) if waiting else ""
 
 
 def _where_logs_are() -> str:
@@ -190,6 +259,8 @@ def _protect_the_clean_up() -> None:
     adopt_orphans()
 
 
-def _report_stragglers() -> None:
-    for line in end_descendants(grace_s=EXIT_GRACE_S):
+def _end_stragglers(on_stage: Callable[[str], None]) -> None:
+    with told("waiting for the last processes to end", on_stage):
+        ended = end_descendants(grace_s=EXIT_GRACE_S)
+    for line in ended:
         logger.warning("had to end a process that outlived its parent: %s", line)

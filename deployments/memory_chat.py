@@ -11,6 +11,7 @@ from typing import Any
 from agent_program.tool_events import ToolEvent
 from agent_program.turn import TurnHints
 from deployments.fleet import PartAnswer
+from deployments.ports import ReleasedProgram
 from engine_replicas.turn_stream import TurnClosed, TurnOpened
 
 Item = TurnOpened | TurnClosed | str | Exception | asyncio.Event
@@ -56,8 +57,9 @@ class ScriptedChat:
     async def tool_event(self, event: ToolEvent) -> None:
         self.events.append(event)
 
-    async def release(self, program_id: str) -> None:
+    async def release(self, program_id: str) -> ReleasedProgram | None:
         self.released.append(program_id)
+        return None
 
 
 class TableFleet:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from agent_program.ids import TenantId
 from agent_program.tool_events import ToolEvent, ToolOutcome
 from agent_program.turn import TurnHints
-from deployments.ports import TurnOutcome
-from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
+from deployments.ports import ReleasedProgram, TurnOutcome
+from tool_runtime.held_program import HeldProgram
+from tool_runtime.tool_call import ToolCall, ToolProgress, ToolResult, ToolStarted
 from tool_runtime.tool_key import tool_key
 
 _T = TypeVar("_T")
@@ -91,12 +93,18 @@ def _outcome(message: dict[str, Any], finish_reason: str, numbers: Mapping[str, 
 class ScriptedEngine:
     """`EngineClient` whose turns are given in advance."""
 
-    def __init__(self, turns: Iterable[TurnOutcome | Exception | Gate[TurnOutcome]] = ()) -> None:
+    def __init__(
+        self,
+        turns: Iterable[TurnOutcome | Exception | Gate[TurnOutcome]] = (),
+        *,
+        released_as: ReleasedProgram | None = None,
+    ) -> None:
         self._script: deque[TurnOutcome | Exception | Gate[TurnOutcome]] = deque(turns)
         self.bodies: list[Mapping[str, Any]] = []
         self.hints: list[TurnHints] = []
         self.events: list[ToolEvent] = []
         self.released: list[str] = []
+        self._released_as = released_as
 
     async def run_turn(self, body: Mapping[str, Any], hints: TurnHints) -> TurnOutcome:
         self.bodies.append(body)
@@ -106,8 +114,9 @@ class ScriptedEngine:
     async def tool_event(self, event: ToolEvent) -> None:
         self.events.append(event)
 
-    async def release(self, program_id: str) -> None:
+    async def release(self, program_id: str) -> ReleasedProgram | None:
         self.released.append(program_id)
+        return self._released_as
 
 
 class ScriptedTools:
@@ -118,8 +127,11 @@ class ScriptedTools:
         self.calls: list[ToolCall] = []
         self.cancelled: list[tuple[str, str | None]] = []
         self.released: list[tuple[str, bool]] = []
+        self.leftovers: list[HeldProgram] = []
 
-    async def call(self, call: ToolCall, on_started: Callable[[ToolStarted], Awaitable[None]]) -> ToolResult:
+    async def call(
+        self, call: ToolCall, on_started: Callable[[ToolStarted | ToolProgress], Awaitable[None]]
+    ) -> ToolResult:
         self.calls.append(call)
         key = tool_key(call.tool, call.arguments)
         await on_started(ToolStarted(call_id=call.call_id, tool_key=key, queue_s=0.0))
@@ -131,5 +143,12 @@ class ScriptedTools:
     async def cancel(self, program_id: str, call_id: str | None = None) -> None:
         self.cancelled.append((program_id, call_id))
 
-    async def release(self, program_id: str, *, delete_workspace: bool) -> None:
+    async def release(self, program_id: str, *, tenant_id: TenantId, delete_workspace: bool) -> None:
         self.released.append((program_id, delete_workspace))
+
+    async def held(self, quiet_s: float) -> Sequence[HeldProgram]:
+        return list(self.leftovers)
+
+    async def release_everywhere(self, held: HeldProgram, *, delete_workspace: bool) -> None:
+        self.leftovers.remove(held)
+        self.released.append((held.program_id, delete_workspace))

@@ -28,8 +28,9 @@ from deployments.journal import (
     program_topic,
 )
 from deployments.program import ProgramRecord, ProgramSpec, new_record
+from deployments.record_steps import cancelled_while_queued, queued_step
 from deployments.signals import Signal, SignalHub
-from deployments.steps import Step, cancelled_while_queued, queued_step
+from deployments.steps import Step
 
 
 @dataclass(slots=True)
@@ -47,6 +48,10 @@ class _Entry:
     #: Unix seconds of its end.
     finished_at: float = 0.0
     finished_order: int = 0
+
+    @property
+    def waits_for_client(self) -> bool:
+        return self.record.state is ProgramState.REQUIRES_ACTION
 
 
 class MemoryJournal:
@@ -102,14 +107,18 @@ class MemoryJournal:
     async def steps(self, program_id: str, *, after_seq: int = 0, limit: int = 1000) -> tuple[Step, ...]:
         return tuple(self._entry(program_id).steps[after_seq : after_seq + limit])
 
-    async def list(self, *, state: ProgramState | None, limit: int, after: str | None) -> Page:
+    async def list(
+        self, *, state: ProgramState | None, limit: int, after: str | None, tenant_id: str | None = None
+    ) -> Page:
         if after is not None and after not in self._entries:
             raise InvalidRequest(f"no program {after!r} to continue the list after", param="after")
         below = self._entries[after].created_order if after is not None else float("inf")
         found = [
             entry
             for entry in sorted(self._entries.values(), key=lambda entry: -entry.created_order)
-            if entry.created_order < below and state in (None, entry.record.state)
+            if entry.created_order < below
+            and state in (None, entry.record.state)
+            and tenant_id in (None, entry.record.tenant_id)
         ]
         records = tuple([await self.get(entry.spec.id) for entry in found[:limit]])
         return Page(records=records, has_more=len(found) > limit)
@@ -140,7 +149,8 @@ class MemoryJournal:
             if entry is None or entry.token != claim.token or entry.lease_until_s is None:
                 statuses[claim.program_id] = LeaseStatus.LOST
                 continue
-            entry.lease_until_s = self._clock.now_s() + lease_s
+            if not entry.waits_for_client:
+                entry.lease_until_s = self._clock.now_s() + lease_s
             is_asked = entry.is_cancel_requested
             statuses[claim.program_id] = LeaseStatus.CANCEL_REQUESTED if is_asked else LeaseStatus.HELD
         return statuses
@@ -160,12 +170,25 @@ class MemoryJournal:
             self._finish(entry)
         self._hub.fire(program_topic(claim.program_id))
 
-    async def hand_back(self, claim: Claim) -> None:
+    async def hand_back(self, claim: Claim, *, after_s: float = 0.0) -> None:
         entry = self._entries.get(claim.program_id)
         if entry is None or entry.token != claim.token or entry.lease_until_s is None:
             return
-        entry.lease_until_s = self._clock.now_s()
+        is_to_wait = entry.waits_for_client and not entry.is_cancel_requested
+        entry.lease_until_s = self._clock.now_s() + (after_s if is_to_wait else 0.0)
         self._hub.fire(QUEUED_TOPIC)
+
+    async def act(self, program_id: str, steps: Sequence[Step], record: ProgramRecord) -> bool:
+        entry = self._entry(program_id)
+        if not entry.waits_for_client or steps[0].seq != len(entry.steps) + 1:
+            return False
+        entry.steps.extend(steps)
+        entry.record = record
+        self._count(steps, record)
+        if record.state is not ProgramState.REQUIRES_ACTION:
+            self._give_away(entry)
+        self._hub.fire(program_topic(program_id))
+        return True
 
     async def request_cancel(self, program_id: str) -> ProgramRecord:
         entry = self._entry(program_id)
@@ -174,6 +197,8 @@ class MemoryJournal:
                 return await self.get(program_id)
             raise IllegalTransition(f"the program has ended: {entry.record.state.value}")
         entry.is_cancel_requested = True
+        if entry.waits_for_client:
+            self._give_away(entry)
         if program_id in self._queue:
             del self._queue[program_id]
             step, record = cancelled_while_queued(entry.record, seq=len(entry.steps) + 1, at=self._clock.wall_s())
@@ -227,6 +252,11 @@ class MemoryJournal:
             return self._entries[program_id]
         except KeyError:
             raise ProgramNotFound(f"no program {program_id!r}", param="program_id") from None
+
+    def _give_away(self, entry: _Entry) -> None:
+        """To whichever runner claims next."""
+        entry.lease_until_s = self._clock.now_s()
+        self._hub.fire(QUEUED_TOPIC)
 
     def _finish(self, entry: _Entry) -> None:
         entry.lease_until_s = None

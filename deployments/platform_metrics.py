@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agent_program.histogram import cumulative
 from deployments.journal import JournalTotals
+from deployments.journal_histograms import DISTRIBUTIONS, plain
 
 _PLAIN = {
     "turns": ("continuum_program_turns", "Finished turns of platform-run programs."),
@@ -42,6 +44,10 @@ class JournalCollector(Collector):
         yield states
         for name, (family, text) in _PLAIN.items():
             yield CounterMetricFamily(family, text, value=counters.get(name, 0))
+        for distribution in DISTRIBUTIONS:
+            histogram = HistogramMetricFamily(distribution.family, distribution.text, labels=[])
+            histogram.add_metric([], *cumulative(plain(distribution, counters)))
+            yield histogram
         yield self._labelled("ended", "continuum_programs_ended", "Programs that ended.", ["state", "reason"])
         yield self._labelled("tool_calls", "continuum_program_tool_calls", "Tool calls that ended.", ["outcome"])
         yield self._labelled(

@@ -6,14 +6,17 @@ and over the scripted doubles (`doubles.py`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_program.errors import TurnFailed, Unavailable
+from agent_program.ids import TenantId
 from agent_program.tool_events import ToolEvent
 from agent_program.turn import TurnHints
-from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
+from engine_replicas.turn_stream import TurnTimings
+from tool_runtime.held_program import HeldProgram
+from tool_runtime.tool_call import ToolCall, ToolProgress, ToolResult, ToolStarted
 
 
 class ReplicaLost(Unavailable):
@@ -49,6 +52,17 @@ class TurnOutcome:
     replica: str | None
     #: What the scheduler says about the program's retained KV; None where nothing is retained.
     lease: Mapping[str, Any] | None
+    #: None where the engine did not say.
+    timings: TurnTimings | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleasedProgram:
+    """What the replica that held a program's KV says as it lets go of it."""
+
+    replica: str
+    #: How the program's leases have ended there, over its whole life: outcome → count.
+    lease_outcomes: Mapping[str, int]
 
 
 class EngineClient(Protocol):
@@ -69,16 +83,18 @@ class EngineClient(Protocol):
         """Tell the program's replica that its tools start or have finished. Advice: an error is logged, not raised."""
         ...
 
-    async def release(self, program_id: str) -> None:
-        """The program is over: its KV is worth nothing. Advice, like `tool_event`."""
+    async def release(self, program_id: str) -> ReleasedProgram | None:
+        """The program is over: its KV is worth nothing. Advice, like `tool_event`; None where no replica answered."""
         ...
 
 
 class ToolClient(Protocol):
     """Runs tool calls where the program's workspace is."""
 
-    async def call(self, call: ToolCall, on_started: Callable[[ToolStarted], Awaitable[None]]) -> ToolResult:
-        """Run one call; `on_started` is awaited when the tool itself starts. Whatever a tool does wrong is a result.
+    async def call(
+        self, call: ToolCall, on_started: Callable[[ToolStarted | ToolProgress], Awaitable[None]]
+    ) -> ToolResult:
+        """Run one call; `on_started` is awaited when the tool itself starts, and again when it tells how far it is. Whatever a tool does wrong is a result.
 
         Raises:
             ToolHostLost: the actor died; the call may have run.
@@ -91,6 +107,14 @@ class ToolClient(Protocol):
         """Stop the program's running calls, or one of them, with their whole process trees."""
         ...
 
-    async def release(self, program_id: str, *, delete_workspace: bool) -> None:
+    async def release(self, program_id: str, *, tenant_id: TenantId, delete_workspace: bool) -> None:
         """The program is over: end its sandbox sessions."""
+        ...
+
+    async def held(self, quiet_s: float) -> Sequence[HeldProgram]:
+        """What the actors hold of programs that ran nothing for `quiet_s`; an actor that does not answer holds nothing."""
+        ...
+
+    async def release_everywhere(self, held: HeldProgram, *, delete_workspace: bool) -> None:
+        """`release` on every actor, wherever the program was. Advice: an error is logged."""
         ...

@@ -1,17 +1,21 @@
 """What a program is: what was submitted (`ProgramSpec`, never changes) and where it stands (`ProgramRecord`, a snapshot).
 
 The record is what people list and poll; it can always be rebuilt from the spec and the journaled steps (`steps.py`).
-Both are JSON in the store and on the wire, hence pydantic.
+Both are JSON in the store and on the wire, hence pydantic. A store outlives a version: a field that is added has a default, so that
+what an older one has written can still be read.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent_program.ids import DEFAULT_TENANT
 from agent_program.states import ProgramEvent, ProgramState, next_state
+from tool_runtime.registry import ToolSpec
 
 
 class EndReason(StrEnum):
@@ -37,6 +41,8 @@ class EndReason(StrEnum):
     #: An error inside the runner; its log has the traceback.
     INTERNAL_ERROR = "internal_error"
     CANCELLED = "cancelled"
+    #: An action that it required was not taken in time.
+    ACTION_EXPIRED = "action_expired"
 
 
 class Limits(BaseModel):
@@ -50,8 +56,10 @@ class Limits(BaseModel):
     max_tokens_per_turn: int = Field(ge=1)
     #: Prompt and output tokens summed over all turns, as in `usage`; None for no bound but the others.
     max_total_tokens: int | None = Field(default=None, ge=1)
-    #: Seconds from submission to end, queueing included.
+    #: Seconds from submission to end, queueing and waits for actions included.
     max_seconds: float = Field(gt=0)
+    #: Seconds that an action which the program requires may take; then it ends as expired.
+    action_expires_s: float = Field(default=3600.0, gt=0)
     #: Seconds of one tool call; None for the tool runtime's own limit.
     tool_timeout_s: float | None = Field(default=None, gt=0)
 
@@ -66,21 +74,35 @@ class ProgramSpec(BaseModel):
     model: str
     #: The conversation so far: system, user and earlier messages, in OpenAI's chat shape.
     messages: list[dict[str, Any]]
-    #: Names of the registered tools that the program may call.
-    tools: list[str]
+    #: Every tool that the program may call, as it was at submission (`ToolSpec.to_wire`). A program carries its tools: their
+    #: schemas are part of every turn's prompt, and must not change under it.
+    tool_specs: list[dict[str, Any]] = []
     #: OpenAI's `tool_choice`: auto, required, none, or one named function.
     tool_choice: str | dict[str, Any]
     limits: Limits
     #: Sampling parameters, passed to the engine as they are.
     sampling: dict[str, Any]
     metadata: dict[str, str]
+    #: The program that started this one as a sub-program, and the ended one that it goes on with.
+    parent_program_id: str | None = None
+    previous_program_id: str | None = None
     #: Unix seconds.
     created_at: float
 
     @property
+    def tools(self) -> list[str]:
+        """The tools' names, in order."""
+        return list(self.tools_by_name)
+
+    @cached_property
+    def tools_by_name(self) -> dict[str, ToolSpec]:
+        """The tools, in order."""
+        return {spec.name: spec for spec in map(ToolSpec.from_wire, self.tool_specs)}
+
+    @property
     def requires_tool(self) -> bool:
         """Every turn must call a tool, so that no turn is a final answer."""
-        return bool(self.tools) and (self.tool_choice == "required" or isinstance(self.tool_choice, dict))
+        return bool(self.tool_specs) and (self.tool_choice == "required" or isinstance(self.tool_choice, dict))
 
 
 class Usage(BaseModel):
@@ -109,12 +131,44 @@ class ProgramFailure(BaseModel):
     message: str
 
 
+class ActionKind(StrEnum):
+    """What a client is asked for."""
+
+    #: The output of a tool that the client runs.
+    OUTPUT = "output"
+    #: Whether the platform may run a call.
+    APPROVAL = "approval"
+
+
+class RequiredCall(BaseModel):
+    """One thing that a client is asked for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    call_id: str
+    kind: ActionKind
+    tool: str
+    #: JSON text, valid by the tool's schema.
+    arguments: str
+
+
+class RequiredAction(BaseModel):
+    """What a program waits for; calls leave it as they are answered."""
+
+    model_config = ConfigDict(frozen=True)
+
+    #: Unix seconds; then the program ends as expired.
+    expires_at: float
+    calls: list[RequiredCall]
+
+
 class ProgramRecord(BaseModel):
     """Where a program stands. Times are Unix seconds."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
+    tenant_id: str = DEFAULT_TENANT
     state: ProgramState
     model: str
     created_at: float
@@ -128,6 +182,8 @@ class ProgramRecord(BaseModel):
     turns: int = 0
     #: The tools that run now, joined with "+"; None when none does.
     current_tool: str | None = None
+    #: What the client is to do before the program goes on; None where it waits for nothing.
+    required_action: RequiredAction | None = None
     tools: list[str]
     limits: Limits
     metadata: dict[str, str]
@@ -163,6 +219,7 @@ def new_record(spec: ProgramSpec) -> ProgramRecord:
     """The record of a program that was just accepted."""
     return ProgramRecord(
         id=spec.id,
+        tenant_id=spec.tenant_id,
         state=ProgramState.QUEUED,
         model=spec.model,
         created_at=spec.created_at,

@@ -8,6 +8,9 @@ of the journal:
 - a tool call that was started and not finished is first stopped wherever it may still run, then runs again if its tool is
   idempotent, and is otherwise reported to the model as interrupted.
 
+A program that needs its client (outputs of the client's own tools, consent to a call) is put down, not held: the journal
+gives it to a runner again when the client has answered, or when it has not in time.
+
 Cancellation and the time limit cut the action in progress short: its task is cancelled, which aborts the turn at the engine
 and stops the tool's processes. Losing the lease (`LeaseLost`) stops everything without another word: the program is
 someone else's.
@@ -18,22 +21,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from agent_program.clock import Clock
 from agent_program.errors import Overloaded, PlatformError, StoreUnavailable, Unavailable
 from agent_program.ids import ProgramId, TenantId, ToolKey
 from agent_program.states import ProgramState
+from agent_program.tool_events import ToolEvent, ToolEventKind
+from deployments.actions import client_key
 from deployments.journal import Claim, Journal, StoredProgram
-from deployments.next_action import End, RunTools, RunTurn, next_action, seconds_left
-from deployments.ports import ContextOverflow, EngineClient, ReplicaLost, ToolClient, TurnOutcome
+from deployments.next_action import AskClient, End, RunTools, RunTurn, Wait, next_action, seconds_left
+from deployments.ports import ContextOverflow, EngineClient, ReleasedProgram, ReplicaLost, ToolClient, TurnOutcome
 from deployments.program import EndReason, ProgramFailure, ProgramRecord
 from deployments.program_settings import ProgramSettings
-from deployments.steps import PendingCall, Step, StepKind, apply, apply_to_record, ended_step, fold
+from deployments.record_steps import apply_to_record, ended_step
+from deployments.steps import PendingCall, Step, StepKind, apply, fold
 from deployments.tool_batch import ToolBatch, ToolsUnavailable, ToolWait
-from tool_runtime.registry import ToolSpec, openai_schema
 
 logger = logging.getLogger(__name__)
+
+#: A loop that is cancelled while its program ends has this long to finish doing so.
+_LAST_WORD_S = 15.0
 
 
 class ProgramLoop:
@@ -48,7 +57,6 @@ class ProgramLoop:
         journal: Journal,
         engine: EngineClient,
         tools: ToolClient,
-        tool_specs: Mapping[str, ToolSpec],
         clock: Clock,
         settings: ProgramSettings,
     ) -> None:
@@ -60,29 +68,36 @@ class ProgramLoop:
         self._journal = journal
         self._engine = engine
         self._tools = tools
-        self._tool_specs = tool_specs
-        self._schemas = {name: openai_schema(tool_specs[name]) for name in self._spec.tools if name in tool_specs}
         self._clock = clock
         self._settings = settings
         self._cancel_requested = asyncio.Event()
         self._write_lock = asyncio.Lock()
+        self._is_put_down = False
+        # Nobody was lost with a program that waited for its client.
+        is_answered = program.steps[-1].kind is StepKind.ACTION_TAKEN
+        self._was_put_down = is_answered or program.record.state is ProgramState.REQUIRES_ACTION
+
+    @property
+    def has_ended(self) -> bool:
+        """The program's last step is in the journal, and its lease is over with it; what it held is still being given back."""
+        return self._progress.ended
 
     def cancel(self) -> None:
         """End the program as cancelled, as soon as what runs has been stopped."""
         self._cancel_requested.set()
 
     async def run(self) -> None:
-        """Run until the program has ended.
+        """Run until the program has ended or waits for its client.
 
         Raises:
             LeaseLost: another runner has it.
             StoreUnavailable: the journal stayed away for longer than a lease lasts.
         """
-        resumed = self._progress.seq > 1
+        resumed = self._progress.seq > 1 and not self._was_put_down
         await self._append((StepKind.PROGRAM_CLAIMED, {"runner": self._runner, "resumed": resumed}))
         if self._progress.pending and resumed:
             await self._tools.cancel(self._spec.id)
-        while not self._progress.ended:
+        while not (self._progress.ended or self._is_put_down):
             await self._step()
 
     async def fail(self, reason: EndReason, error: PlatformError) -> None:
@@ -97,7 +112,6 @@ class ProgramLoop:
             self._spec,
             self._progress,
             now_wall_s=self._clock.wall_s(),
-            tool_schemas=self._schemas,
             turn_attempts_max=self._settings.turn_attempts_max,
             claims_in_a_row_max=self._settings.claims_in_a_row_max,
         )
@@ -108,6 +122,10 @@ class ProgramLoop:
                 await self._cut_short_at_limits(self._turn(action))
             case RunTools():
                 await self._cut_short_at_limits(self._run_tools(action))
+            case AskClient():
+                await self._ask_client(action)
+            case Wait():
+                await self._put_down(action)
 
     async def _cut_short_at_limits(self, work: Awaitable[End | None]) -> None:
         """Await `work`, but no longer than until cancellation or the time limit; then end the program accordingly."""
@@ -181,15 +199,15 @@ class ProgramLoop:
             "recomputed_tokens": max(0, repeated - outcome.cached_tokens),
             "output_tokens": outcome.output_tokens,
             "seconds": seconds,
+            "timings": None if outcome.timings is None else asdict(outcome.timings),
             "replica": outcome.replica,
             "lease": outcome.lease,
-            "lease_ends": self._lease_ends(outcome),
+            "lease_ends": self._lease_ends(outcome.replica, (outcome.lease or {}).get("outcomes", {})),
         }
 
-    def _lease_ends(self, outcome: TurnOutcome) -> dict[str, int]:
+    def _lease_ends(self, replica: str | None, now: Mapping[str, int]) -> dict[str, int]:
         """A replica counts over its own life; what it had counted at the previous turn is in the journal already."""
-        now = (outcome.lease or {}).get("outcomes", {})
-        before = self._progress.lease_outcomes if outcome.replica == self._progress.replica else {}
+        before = self._progress.lease_outcomes if replica == self._progress.replica else {}
         ends = {name: count - before.get(name, 0) for name, count in now.items()}
         return {name: count for name, count in ends.items() if count > 0}
 
@@ -199,8 +217,7 @@ class ProgramLoop:
         batch = ToolBatch(
             program_id=ProgramId(self._spec.id),
             tenant_id=TenantId(self._spec.tenant_id),
-            allowed=self._spec.tools,
-            tool_specs=self._tool_specs,
+            tool_specs=self._spec.tools_by_name,
             tool_timeout_s=self._spec.limits.tool_timeout_s,
             settings=self._settings,
             engine=self._engine,
@@ -232,15 +249,77 @@ class ProgramLoop:
             raise
         return None
 
+    # The client
+
+    async def _ask_client(self, action: AskClient) -> None:
+        """Journal what the client is to do. The next action is to wait, which puts the program down."""
+        lease_ends: dict[str, int] = {}
+        if action.is_human and (released := await self._release_kv()) is not None:
+            lease_ends = self._lease_ends(released.replica, released.lease_outcomes)
+        calls = [call.model_dump(mode="json") for call in action.calls]
+        data = {
+            "turn": action.turn,
+            "calls": calls,
+            "expires_at": action.expires_at,
+            "is_kv_released": action.is_human,
+            "lease_ends": lease_ends,
+        }
+        await self._append((StepKind.ACTION_REQUIRED, data))
+        if (key := client_key(action.calls)) is not None and not action.is_human:
+            started = ToolEvent(program_id=ProgramId(self._spec.id), kind=ToolEventKind.STARTED, tool=key)
+            await self._engine.tool_event(started)
+
+    async def _put_down(self, wait: Wait) -> None:
+        await self._journal.hand_back(self._claim, after_s=max(0.0, wait.expires_at - self._clock.wall_s()))
+        self._is_put_down = True
+
     # The journal
 
     async def _end(self, end: End) -> None:
-        def last_step(seq: int, at: float) -> list[Step]:
-            return [ended_step(self._record, seq=seq, at=at, state=end.state, reason=end.reason, error=end.error)]
+        # An ended program is nobody's: who ends it must give back what it held, also when told to stop in the middle.
+        ending = asyncio.ensure_future(self._end_and_release(end))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait({ending}, timeout=_LAST_WORD_S)
+            raise
 
-        await self._write(last_step)
-        await self._engine.release(self._spec.id)
-        await self._tools.release(self._spec.id, delete_workspace=self._settings.delete_workspaces)
+    async def _end_and_release(self, end: End) -> None:
+        """The KV goes first, because the last step says how the last lease ended; but the end does not wait for it for long."""
+        releasing = asyncio.ensure_future(self._release_kv())
+        try:
+            await asyncio.wait({releasing}, timeout=self._settings.release_wait_s)
+            released = releasing.result() if releasing.done() else None
+            lease_ends = self._lease_ends(released.replica, released.lease_outcomes) if released is not None else {}
+
+            def last_step(seq: int, at: float) -> list[Step]:
+                reason, error = end.reason, end.error
+                step = ended_step(
+                    self._record, seq=seq, at=at, state=end.state, reason=reason, error=error, lease_ends=lease_ends
+                )
+                return [step]
+
+            await self._write(last_step)
+            await self._release_sandbox()
+        finally:
+            await releasing
+
+    async def _release_kv(self) -> ReleasedProgram | None:
+        (released,) = await asyncio.gather(self._engine.release(self._spec.id), return_exceptions=True)
+        if isinstance(released, BaseException):
+            logger.error("the KV of program %s was not released", self._spec.id, exc_info=released)
+            return None
+        return released
+
+    async def _release_sandbox(self) -> None:
+        release = self._tools.release(
+            self._spec.id,
+            tenant_id=TenantId(self._spec.tenant_id),
+            delete_workspace=self._settings.delete_workspaces,
+        )
+        (error,) = await asyncio.gather(release, return_exceptions=True)
+        if isinstance(error, BaseException):
+            logger.error("the sandbox of program %s was not released", self._spec.id, exc_info=error)
 
     async def _append(self, *entries: tuple[StepKind, Mapping[str, Any]]) -> None:
         def steps(seq: int, at: float) -> list[Step]:

@@ -15,7 +15,12 @@ class LimitDefaults(BaseModel):
     max_total_tokens: int | None = Field(
         default=None, ge=1, description="Prompt and output tokens over all turns; None for no bound but the others."
     )
-    max_seconds: float = Field(default=3600.0, gt=0, description="Seconds from submission to end, queueing included.")
+    max_seconds: float = Field(
+        default=3600.0, gt=0, description="Seconds from submission to end, queueing and waits for actions included."
+    )
+    action_expires_s: float = Field(
+        default=3600.0, gt=0, description="Seconds that an action which a program requires of its client may take."
+    )
     tool_timeout_s: float | None = Field(
         default=None, gt=0, description="Seconds of one tool call; None for the tool runtime's own default."
     )
@@ -30,6 +35,9 @@ class LimitCeilings(BaseModel):
     max_tokens_per_turn: int = Field(default=32_768, ge=1, description="Output tokens of one turn.")
     max_total_tokens: int = Field(default=100_000_000, ge=1, description="Prompt and output tokens over all turns.")
     max_seconds: float = Field(default=24 * 3600.0, gt=0, description="Seconds from submission to end.")
+    action_expires_s: float = Field(
+        default=7 * 24 * 3600.0, gt=0, description="Seconds that an action which a program requires may take."
+    )
     tool_timeout_s: float = Field(default=3600.0, gt=0, description="Seconds of one tool call.")
 
 
@@ -55,6 +63,9 @@ class ProgramSettings(BaseModel):
         default=16,
         ge=1,
         description="Tool calls of one turn that are kept; a model that asks for more has asked for so many.",
+    )
+    tool_output_chars_max: int = Field(
+        default=1_000_000, ge=1, description="Characters of one output that a client posts for a tool of its own."
     )
     tool_calls_parallel_max: int = Field(default=4, ge=1, description="Tool calls of one program that run at once.")
     turn_attempts_max: int = Field(
@@ -85,6 +96,11 @@ class ProgramSettings(BaseModel):
     )
     tool_wait_s: float = Field(
         default=60.0, ge=0, description="Seconds for which a tool call waits while no tool actor or sandbox takes it."
+    )
+    release_wait_s: float = Field(
+        default=3.0,
+        ge=0,
+        description="Seconds that a program's end waits for the engine to say how the last lease on its KV ended.",
     )
     store_wait_s: float = Field(
         default=60.0, ge=0, description="Seconds for which a program waits for a store that does not answer."

@@ -4,93 +4,79 @@ router keeps programs on their replicas by; Serve does not carry it from one hop
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from agent_program.clock import Clock
 from agent_program.errors import EngineUnavailable, InvalidRequest, PlatformError, TurnFailed, Unavailable
-from agent_program.ids import ProgramId
+from agent_program.ids import ProgramId, TenantId
 from agent_program.tool_events import ToolEvent
 from agent_program.turn import TurnHints
-from deployments.ports import ContextOverflow, ReplicaLost, ToolHostLost, TurnOutcome
+from continuum_router.config import RouterSettings
+from continuum_router.exchange import ENGINE_NAMESPACE, tell
+from deployments.ports import ContextOverflow, ReleasedProgram, ReplicaLost, ToolHostLost, TurnOutcome
 from deployments.ray_errors import translated_ray_errors
-from engine_replicas.turn_stream import TurnClosed, TurnOpened
-from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
+from deployments.turn_minder import SentItem, TurnItem, TurnMinder, TurnPatience, turn_outcome
+from tool_runtime.held_program import HeldProgram
+from tool_runtime.registry import ToolSpec
+from tool_runtime.tool_call import ToolCall, ToolProgress, ToolResult, ToolStarted
 
 logger = logging.getLogger(__name__)
 
 _ADVICE_TIMEOUT_S = 10.0
 
-TurnItem = TurnOpened | str | TurnClosed
-
 
 class RayEngineClient:
     """`EngineClient` over the handle of the engine deployment; also what the chat API streams from."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle, *, router: RouterSettings, clock: Clock) -> None:
         self._handle = handle
+        self._minder = TurnMinder(
+            patience=TurnPatience(turn_s=router.turn_timeout_s, silence_s=router.stream_silence_s),
+            clock=clock,
+            tell=partial(tell, ENGINE_NAMESPACE),
+        )
 
     @asynccontextmanager
     async def chat(self, body: Mapping[str, Any], hints: TurnHints | None) -> AsyncIterator[AsyncIterator[TurnItem]]:
         """The turn's stream; leaving the context aborts what still runs.
 
         Raises (also while iterating):
-            ReplicaLost: the replica died; what came before is all there is.
+            ReplicaLost: the replica died or is out of reach; what came before is all there is.
             Unavailable: no replica took the turn.
         """
         options: dict[str, Any] = {"stream": True, "method_name": "chat"}
         if hints is not None:
             options["session_id"] = hints.program_id
-        response = self._handle.options(**options).remote(dict(body), hints)
+        response = self._handle.options(**options).remote(dict(body), hints, avoid=self._minder.avoids(hints))
 
-        async def items() -> AsyncIterator[TurnItem]:
+        async def items() -> AsyncIterator[SentItem]:
             with translated_ray_errors(lost=ReplicaLost, what="the engine replica"):
                 async for item in response:
                     yield item
 
         try:
-            yield items()
+            yield self._minder.watch(items(), hints)
         finally:
             response.cancel()
 
     async def run_turn(self, body: Mapping[str, Any], hints: TurnHints) -> TurnOutcome:
-        opened: TurnOpened | None = None
-        closed: TurnClosed | None = None
-        text = ""
         async with self.chat({**body, "stream": False}, hints) as items:
-            async for item in items:
-                match item:
-                    case TurnOpened():
-                        opened = item
-                    case TurnClosed():
-                        closed = item
-                    case str():
-                        text += item
-        if opened is None or closed is None:
-            raise ReplicaLost("the engine replica ended the turn without closing it")
-        document = json.loads(text)
-        if opened.status != 200:
-            raise engine_error(opened.status, document)
-        choice = document["choices"][0]
-        return TurnOutcome(
-            message=choice["message"],
-            finish_reason=choice["finish_reason"],
-            prompt_tokens=closed.prompt_tokens,
-            cached_tokens=closed.cached_tokens,
-            output_tokens=closed.output_tokens,
-            replica=opened.replica_id,
-            lease=closed.lease,
-        )
+            return await turn_outcome(items, engine_error)
 
     async def tool_event(self, event: ToolEvent) -> None:
         await _advise(self._handle, event.program_id, "tool_event", event)
 
-    async def release(self, program_id: str) -> None:
-        await _advise(self._handle, program_id, "release_program", program_id)
+    async def release(self, program_id: str) -> ReleasedProgram | None:
+        answer = await _advise(self._handle, program_id, "release_program", program_id)
+        return None if answer is None else ReleasedProgram(**answer)
 
 
 class RayToolClient:
@@ -99,7 +85,9 @@ class RayToolClient:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def call(self, call: ToolCall, on_started: Callable[[ToolStarted], Awaitable[None]]) -> ToolResult:
+    async def call(
+        self, call: ToolCall, on_started: Callable[[ToolStarted | ToolProgress], Awaitable[None]]
+    ) -> ToolResult:
         handle = self._handle.options(session_id=call.program_id, method_name="call", stream=True)
         response = handle.remote(call)
         try:
@@ -115,23 +103,61 @@ class RayToolClient:
     async def cancel(self, program_id: str, call_id: str | None = None) -> None:
         await _advise(self._handle, program_id, "cancel", ProgramId(program_id), call_id)
 
-    async def release(self, program_id: str, *, delete_workspace: bool) -> None:
-        await _advise(self._handle, program_id, "release", ProgramId(program_id), delete_workspace=delete_workspace)
+    async def release(self, program_id: str, *, tenant_id: TenantId, delete_workspace: bool) -> None:
+        options = {"tenant_id": tenant_id, "delete_workspace": delete_workspace}
+        await _advise(self._handle, program_id, "release", ProgramId(program_id), **options)
+
+    async def registered(self) -> Sequence[ToolSpec]:
+        """The tools that actors run, by the one that knows most (an MCP server may be away from one and not from another).
+
+        Raises:
+            Unavailable: no actor says.
+        """
+        answers: list[list[ToolSpec]] = await self._everywhere("tools")
+        if not answers:
+            raise Unavailable("no tool actor says which tools there are", retry_after_s=1)
+        return max(answers, key=len)
+
+    async def held(self, quiet_s: float) -> Sequence[HeldProgram]:
+        answers = await self._everywhere("held", quiet_s)
+        return [held for answer in answers for held in answer]
+
+    async def release_everywhere(self, held: HeldProgram, *, delete_workspace: bool) -> None:
+        await self._everywhere("release", held.program_id, tenant_id=held.tenant_id, delete_workspace=delete_workspace)
+
+    async def _everywhere(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """The answers of the actors that gave one."""
+        try:
+            results = await self._handle.broadcast(method, *arguments, **keywords).results_async(
+                timeout_s=_ADVICE_TIMEOUT_S, return_exceptions=True
+            )
+        except (TimeoutError, RayError, RayServeException) as error:
+            logger.warning("%s on every %s: %s", method, self._handle.deployment_name, error)
+            return []
+        for fault in results:
+            if isinstance(fault, BaseException):
+                logger.warning("%s on a %s: %s", method, self._handle.deployment_name, fault)
+        return [result for result in results if not isinstance(result, BaseException)]
 
 
-async def _advise(handle: DeploymentHandle, program_id: str, method: str, *arguments: Any, **keywords: Any) -> None:
-    """Call a method on the program's replica. It is advice: an error is logged, and no program waits for it for long."""
+async def _advise(handle: DeploymentHandle, program_id: str, method: str, *arguments: Any, **keywords: Any) -> Any:
+    """Call a method on the program's replica. It is advice: an error is logged, and no program waits for it for long.
+
+    Returns:
+        The replica's answer; None where it gave none.
+    """
     what = f"{method} on {handle.deployment_name}"
     response = handle.options(session_id=program_id, method_name=method).remote(*arguments, **keywords)
     try:
         async with asyncio.timeout(_ADVICE_TIMEOUT_S):
             with translated_ray_errors(lost=Unavailable, what=what):
-                await response
+                return await response
     except TimeoutError:
         response.cancel()
         logger.warning("program %s: %s took longer than %g s", program_id, what, _ADVICE_TIMEOUT_S)
     except PlatformError as error:
         logger.warning("program %s: %s", program_id, error)
+    return None
 
 
 def engine_error(status: int, document: Mapping[str, Any]) -> PlatformError:

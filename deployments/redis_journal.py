@@ -1,11 +1,12 @@
 """The journal on the Redis protocol (Redis or Valkey, 7 or newer).
 
     continuum:program:<id>                HASH    spec, record (JSON); state; seq of the last step; token (fencing); order;
-                                                  runner; cancel (present once asked for)
+                                                  runner; tenant; cancel (present once asked for)
     continuum:program:<id>:steps          STREAM  entry <seq>-0, field s: the step (JSON)
     continuum:programs:queue              ZSET    id by order of acceptance: nobody has run it yet
-    continuum:programs:leases             ZSET    id by the server's time (ms) at which its runner's lease runs out
-    continuum:programs:all, :in:<state>   ZSET    id by order of acceptance
+    continuum:programs:leases             ZSET    id by the server's time (ms) at which its runner's lease runs out, or its wait
+                                                  for its client is over
+    continuum:programs:all, :in:<state>, :of:<tenant>   ZSET   id by order of acceptance
     continuum:programs:finished           ZSET    id by Unix seconds of its end
     continuum:programs:order              INT     the last order given
     continuum:programs:counters           HASH    see `journal.counter_increments`
@@ -20,8 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,15 +50,19 @@ from deployments.journal import (
     counter_increments,
 )
 from deployments.program import ProgramRecord, ProgramSpec, new_record
+from deployments.record_steps import cancelled_while_queued, queued_step
 from deployments.redis_signals import RedisSignals
 from deployments.signals import Signal
-from deployments.steps import Step, cancelled_while_queued, queued_step
+from deployments.steps import Step
 from tool_runtime.store_url import dialled_url
 
 _PROGRAM = "continuum:program:"
 _PROGRAMS = "continuum:programs:"
 _IDEMPOTENCY_KEEP_S = 24 * 3600
 _STORE_RETRY_S = 2.0
+_LIST_BATCH = 100
+#: In place of a fencing token: what a program's client did while no runner wrote.
+_NO_CLAIM = "client"
 _SCRIPTS = ("create", "claim", "extend", "append", "hand_back", "cancel", "delete")
 
 
@@ -95,6 +101,7 @@ class RedisJournal:
             _idempotency_name(idempotency) if idempotency else "",
             idempotency.fingerprint if idempotency else "",
             _IDEMPOTENCY_KEEP_S,
+            spec.tenant_id,
         )
         match answer[0]:
             case "KNOWN":
@@ -138,8 +145,9 @@ class RedisJournal:
             raise _not_found(program_id)
         return tuple(_decode_steps(entries))
 
-    async def list(self, *, state: ProgramState | None, limit: int, after: str | None) -> Page:
-        index = _PROGRAMS + ("all" if state is None else f"in:{state.value}")
+    async def list(
+        self, *, state: ProgramState | None, limit: int, after: str | None, tenant_id: str | None = None
+    ) -> Page:
         with _driver_errors():
             below = "+inf"
             if after is not None:
@@ -147,13 +155,36 @@ class RedisJournal:
                 if order is None:
                     raise InvalidRequest(f"no program {after!r} to continue the list after", param="after")
                 below = f"({order:.0f}"
-            ids: Any = await self._client.zrevrangebyscore(index, below, "-inf", start=0, num=limit + 1)
+            found: list[ProgramRecord] = []
+            async for record in self._newest(below, state, tenant_id):
+                found.append(record)
+                if len(found) > limit:
+                    break
+        return Page(records=tuple(found[:limit]), has_more=len(found) > limit)
+
+    async def _newest(
+        self, below: str, state: ProgramState | None, tenant_id: str | None
+    ) -> AsyncIterator[ProgramRecord]:
+        """Records from an order on downwards. There is an index by tenant and one by state; of a tenant's, the state is looked
+        at here, over as many programs as the tenant has."""
+        index = _PROGRAMS + "all" if state is None else f"{_PROGRAMS}in:{state.value}"
+        if tenant_id is not None:
+            index = f"{_PROGRAMS}of:{tenant_id}"
+        while True:
+            scored: Any = await self._client.zrevrangebyscore(
+                index, below, "-inf", start=0, num=_LIST_BATCH, withscores=True
+            )
+            if not scored:
+                return
+            ids = [program_id for program_id, _ in scored]
             async with self._client.pipeline(transaction=False) as pipeline:
-                for program_id in ids[:limit]:
+                for program_id in ids:
                     pipeline.hmget(_PROGRAM + program_id, ["record", "cancel"])
                 rows = await pipeline.execute()
-        records = tuple(_decode_record(record, cancel) for record, cancel in rows if record is not None)
-        return Page(records=records, has_more=len(ids) > limit)
+            for record in (_decode_record(*row) for row in rows if row[0] is not None):
+                if state in (None, record.state):
+                    yield record
+            below = f"({scored[-1][1]:.0f}"
 
     async def claim(self, runner: str, *, lease_s: float, take_lapsed: bool = True) -> Claim | None:
         answer = await self._run("claim", int(lease_s * 1000), runner, int(take_lapsed))
@@ -167,11 +198,17 @@ class RedisJournal:
         return {claim.program_id: LeaseStatus(status) for claim, status in zip(claims, answer, strict=True)}
 
     async def append(self, claim: Claim, steps: Sequence[Step], record: ProgramRecord) -> None:
+        if await self._write_steps(claim.program_id, claim.token, steps, record) != "OK":
+            raise LeaseLost(f"another runner has program {claim.program_id}")
+
+    async def _write_steps(
+        self, program_id: str, token: int | str, steps: Sequence[Step], record: ProgramRecord
+    ) -> Any:
         counters = counter_increments(steps, record)
-        answer = await self._run(
+        return await self._run(
             "append",
-            claim.program_id,
-            claim.token,
+            program_id,
+            token,
             steps[0].seq,
             len(steps),
             record.model_dump_json(),
@@ -181,11 +218,15 @@ class RedisJournal:
             *(_encode(step) for step in steps),
             *_flat(counters),
         )
-        if answer != "OK":
-            raise LeaseLost(f"another runner has program {claim.program_id}")
 
-    async def hand_back(self, claim: Claim) -> None:
-        await self._run("hand_back", claim.program_id, claim.token)
+    async def hand_back(self, claim: Claim, *, after_s: float = 0.0) -> None:
+        await self._run("hand_back", claim.program_id, claim.token, math.ceil(after_s * 1000))
+
+    async def act(self, program_id: str, steps: Sequence[Step], record: ProgramRecord) -> bool:
+        answer = await self._write_steps(program_id, _NO_CLAIM, steps, record)
+        if answer == "GONE":
+            raise _not_found(program_id)
+        return bool(answer == "OK")
 
     async def request_cancel(self, program_id: str) -> ProgramRecord:
         record = await self.get(program_id)

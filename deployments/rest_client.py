@@ -26,6 +26,8 @@ END_EVENT = "program.ended"
 #: How often a stream is reopened that brings nothing at all before its reader is told.
 RECONNECTS_MAX = 5
 RECONNECT_WAIT_S = 1.0
+#: Programs in a page of a whole list; no server allows fewer by default.
+_PAGE = 100
 #: The server sends a heartbeat at least this often; a stream that is silent for longer is broken.
 STREAM_SILENCE_MAX_S = 60.0
 #: No event of the platform comes near this; a longer one is not ours.
@@ -131,8 +133,22 @@ class RestClient:
         """One page: `data`, `has_more`, `last_id`."""
         return self._call("GET", "/v1/programs", params={"state": state, "limit": limit, "after": after})
 
+    def all_programs(self, *, state: str | None = None) -> Iterator[Json]:
+        """Every program, newest first, page by page."""
+        after: str | None = None
+        while True:
+            page = self.programs(state=state, limit=_PAGE, after=after)
+            yield from page["data"]
+            if not page.get("has_more"):
+                return
+            after = page["last_id"]
+
     def cancel(self, program_id: str) -> Json:
         return self._call("POST", f"/v1/programs/{program_id}/cancel")
+
+    def tool_outputs(self, program_id: str, answers: list[Json]) -> Json:
+        """Answer calls that the program waits for; the answer is the program."""
+        return self._call("POST", f"/v1/programs/{program_id}/tool_outputs", body={"tool_outputs": answers})
 
     def explain(self, program_id: str) -> Json:
         """Why the program's KV was kept or dropped and where it was placed."""
@@ -145,8 +161,9 @@ class RestClient:
         """The times of every tool key that was measured; see `GET /v1/tools/latency`."""
         return self._call("GET", "/v1/tools/latency")
 
-    def tool_latency(self, name: str) -> Json:
-        return self._call("GET", f"/v1/tools/{name}/latency")
+    def tool_latency(self, name: str, *, context_tokens: int | None = None) -> Json:
+        """The times of one tool key, and for how long a context would be kept for it."""
+        return self._call("GET", f"/v1/tools/{name}/latency", params={"context_tokens": context_tokens})
 
     def models(self) -> Json:
         return self._call("GET", "/v1/models")

@@ -1,10 +1,12 @@
 """The program runner: takes programs from the journal, runs each with a `ProgramLoop`, keeps their leases alive.
 
 Any number of runners share one journal. A runner that dies says nothing: its leases run out, and whoever claims next goes on
-from the journal. A runner that is stopped cleanly hands its programs back, so that nobody waits for the leases.
+from the journal. A runner that is stopped cleanly hands its programs back, so that nobody waits for the leases. A program that
+waits for its client is put down by its loop and takes no room; whoever claims next goes on with it when it may go on.
 
-Three tasks beside the programs: one claims when there is room, one extends leases (and learns of cancellations and of lost
-leases), one forgets finished programs. Each survives a store that is away and tries again.
+Four tasks beside the programs: one claims when there is room, one extends leases (and learns of cancellations and of lost
+leases), one forgets finished programs, one releases what ended programs left behind (`leftovers.py`). Each survives a store that
+is away and tries again.
 
 When a store comes back after longer than a lease, every lease has run out although its runner lives. So for the length of one
 lease nobody takes over, and living runners extend theirs.
@@ -15,22 +17,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from agent_program.clock import Clock
 from agent_program.errors import PlatformError, ProgramNotFound, StoreUnavailable
 from deployments.journal import CANCELS_TOPIC, QUEUED_TOPIC, Claim, Journal, LeaseLost, LeaseStatus
+from deployments.leftovers import release_leftovers
 from deployments.ports import EngineClient, ToolClient
 from deployments.program import EndReason
 from deployments.program_loop import ProgramLoop
 from deployments.program_settings import ProgramSettings
-from tool_runtime.registry import ToolSpec
 
 logger = logging.getLogger(__name__)
 
 _FORGET_PERIOD_S = 60.0
+_LEFTOVERS_PERIOD_S = 60.0
 
 
 class InternalError(PlatformError):
@@ -55,7 +58,6 @@ class ProgramRunner:
         journal: Journal,
         engine: EngineClient,
         tools: ToolClient,
-        tool_specs: Mapping[str, ToolSpec],
         clock: Clock,
         settings: ProgramSettings,
     ) -> None:
@@ -64,7 +66,6 @@ class ProgramRunner:
         self._journal = journal
         self._engine = engine
         self._tools = tools
-        self._tool_specs = tool_specs
         self._clock = clock
         self._settings = settings
         self._running: dict[str, _Running] = {}
@@ -75,7 +76,7 @@ class ProgramRunner:
 
     def start(self) -> None:
         """Begin to take programs. Needs a running event loop."""
-        for duty in (self._claim_forever, self._extend_forever, self._forget_forever):
+        for duty in (self._claim_forever, self._extend_forever, self._forget_forever, self._release_leftovers_forever):
             self._duties.append(asyncio.create_task(self._survive(duty), name=f"{self.name}-{duty.__name__}"))
 
     async def close(self) -> None:
@@ -150,6 +151,11 @@ class ProgramRunner:
                 pass
             await asyncio.sleep(_FORGET_PERIOD_S)
 
+    async def _release_leftovers_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_LEFTOVERS_PERIOD_S)
+            await release_leftovers(self._journal, self._tools, delete_workspaces=self._settings.delete_workspaces)
+
     # Programs
 
     async def _take(self, claim: Claim) -> None:
@@ -168,7 +174,6 @@ class ProgramRunner:
             journal=self._journal,
             engine=self._engine,
             tools=self._tools,
-            tool_specs=self._tool_specs,
             clock=self._clock,
             settings=self._settings,
         )
@@ -203,8 +208,8 @@ class ProgramRunner:
 
     def _react(self, claim: Claim, status: LeaseStatus) -> None:
         running = self._running.get(claim.program_id)
-        if running is None or running.claim != claim:
-            return
+        if running is None or running.claim != claim or running.loop.has_ended:
+            return  # the lease of a program that has ended is not lost but over
         if status is LeaseStatus.CANCEL_REQUESTED:
             running.loop.cancel()
         elif status is LeaseStatus.LOST and not running.task.done():

@@ -12,11 +12,22 @@ store, http, replicas                                        here
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from continuum_router.config import RouterSettings
+from deployments.access import ApiKeySettings
 from deployments.program_settings import ProgramSettings
+from deployments.settings_errors import explained
 from engine_replicas.config import SchedulingSettings
 from engine_replicas.engine_config import EngineSettings
 from tool_runtime.config import ToolRuntimeSettings
@@ -78,7 +89,19 @@ class HttpSettings(BaseModel):
         description="Largest request body, in bytes; a larger one is answered with 413.",
     )
     body_read_timeout_s: float = Field(
-        default=60.0, gt=0, description="Seconds in which a request's body must have arrived."
+        default=60.0,
+        gt=0,
+        description="Seconds in which a request's body must have arrived, or the next piece of a workspace's archive.",
+    )
+    archive_bytes_max: int = Field(
+        default=4 * 1024**3, ge=1024, description="Largest archive that may be sent for a workspace, in bytes."
+    )
+    api_keys: tuple[ApiKeySettings, ...] = Field(
+        default=(), max_length=10_000, description="Keys that let people in; with any, every request needs one."
+    )
+    open_without_keys: bool = Field(
+        default=False,
+        description="While there are no keys: answer everybody, and not only requests from this machine's loopback.",
     )
     list_limit_max: int = Field(default=100, ge=1, description="Programs in one page of a list.")
     event_streams_max: int = Field(
@@ -87,6 +110,15 @@ class HttpSettings(BaseModel):
     probe_timeout_s: float = Field(
         default=5.0, gt=0, description="Seconds that a part has to answer a readiness or metrics request."
     )
+
+    @field_validator("api_keys")
+    @classmethod
+    def _each_key_once(cls, keys: tuple[ApiKeySettings, ...]) -> tuple[ApiKeySettings, ...]:
+        for what in ("name", "sha256"):
+            values = [getattr(key, what) for key in keys]
+            if len(set(values)) < len(values):
+                raise ValueError(f"two keys have the same {what}")
+        return keys
 
 
 class ReplicaSettings(BaseModel):
@@ -152,3 +184,11 @@ class PlatformSettings(BaseModel):
     store: StoreSettings = Field(default=StoreSettings(), description="Where durable state lives.")
     http: HttpSettings = Field(default=HttpSettings(), description="What the REST API accepts.")
     replicas: ReplicaSettings = Field(default=ReplicaSettings(), description="Replicas and their resources.")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _say_what_to_write_instead(cls, tree: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(tree)
+        except ValidationError as error:
+            raise explained(error, cls) from error

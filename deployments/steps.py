@@ -5,8 +5,9 @@ tool call starts) and right *after* what it reports has happened (it finished). 
 
     turn.started without turn.finished   the turn may be running or lost; a turn changes nothing but KV, so it may run again
     tool.started without tool.finished   the call may have run; it never runs again unless the tool is idempotent
+    action.required without action.taken the program waits for its client, and no runner has it (`actions.py`)
 
-`apply` folds one step into `Progress` (what the loop needs to go on) and `apply_to_record` into the record (what people
+`apply` folds one step into `Progress` (what the loop needs to go on), `record_steps.apply_to_record` into the record (what people
 see). Both are pure: a runner that takes over a program folds the journal and stands where the lost one stood.
 
 Steps are also the program's event stream: `seq` is the event id, `kind` the event name.
@@ -20,9 +21,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from agent_program.states import ProgramEvent, ProgramState
 from agent_program.tool_events import ToolOutcome
-from deployments.program import EndReason, ProgramFailure, ProgramRecord, ProgramSpec, Usage
+from deployments.program import (
+    ProgramSpec,
+    Usage,
+)
 
 CUT_OFF_NUDGE = "Your reply was cut off before the tool call was complete. Call one tool, with short arguments."
 
@@ -32,7 +35,7 @@ class StepKind(StrEnum):
 
     #: (model, tools, limits)
     PROGRAM_QUEUED = "program.queued"
-    #: A runner took the program (runner, resumed).
+    #: A runner took the program (runner, resumed: another one had it, and was lost or stopped).
     PROGRAM_CLAIMED = "program.claimed"
     #: (turn, attempt)
     TURN_STARTED = "turn.started"
@@ -40,7 +43,7 @@ class StepKind(StrEnum):
     TURN_DELAYED = "turn.delayed"
     #: The replica was lost during the turn, which runs again (turn, attempt, reason).
     TURN_REPLAYED = "turn.replayed"
-    #: (turn, message, finish_reason, prompt_tokens, cached_tokens, recomputed_tokens, output_tokens, seconds, replica, lease,
+    #: (turn, message, finish_reason, prompt_tokens, cached_tokens, recomputed_tokens, output_tokens, seconds, timings, replica, lease,
     #: lease_ends: how leases of the program ended since its last turn, outcome → count)
     TURN_FINISHED = "turn.finished"
     #: (turn, call_id, tool, tool_key, arguments)
@@ -49,7 +52,14 @@ class StepKind(StrEnum):
     TOOL_FINISHED = "tool.finished"
     #: All calls of the turn have finished (turn, tool_key, seconds).
     TOOLS_FINISHED = "tools.finished"
-    #: (state, end_reason, error, output)
+    #: The turn's other calls have results; these wait for the client: (turn, calls, expires_at, is_kv_released, lease_ends).
+    #: `calls` are `RequiredCall`s, `lease_ends` as of `turn.finished`.
+    ACTION_REQUIRED = "action.required"
+    #: The client agreed to a call, or refused it (turn, call_id, tool, approved, reason).
+    ACTION_DECIDED = "action.decided"
+    #: The client has answered every call (turn, seconds).
+    ACTION_TAKEN = "action.taken"
+    #: (state, end_reason, error, output, lease_ends: as of `turn.finished`, up to the release of what was still retained)
     PROGRAM_ENDED = "program.ended"
 
 
@@ -82,6 +92,8 @@ class PendingCall:
     arguments: str
     #: `tool.started` is journaled: it may have run.
     is_started: bool = False
+    #: The client agreed to it.
+    is_approved: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +113,8 @@ class Progress:
     #: How often a runner took the program since its last step that finished something.
     claims_in_a_row: int = 0
     pending: tuple[PendingCall, ...] = ()
+    #: When the program stops waiting for its client, in Unix seconds; None while it does not wait.
+    action_expires_at: float | None = None
     #: Results of the latest turn's calls, by call id; they become messages in the order of the calls when all are there.
     results: Mapping[str, str] = field(default_factory=dict)
     call_order: tuple[str, ...] = ()
@@ -152,6 +166,15 @@ def apply(spec: ProgramSpec, progress: Progress, step: Step) -> Progress:
             return _tool_finished(progress, data)
         case StepKind.TOOLS_FINISHED:
             return replace(progress, last_tool=data["tool_key"], last_tool_s=data["seconds"])
+        case StepKind.ACTION_REQUIRED:
+            # An engine that has let go of the program begins to count anew.
+            outcomes = {} if data["is_kv_released"] else progress.lease_outcomes
+            return replace(progress, action_expires_at=data["expires_at"], claims_in_a_row=0, lease_outcomes=outcomes)
+        case StepKind.ACTION_DECIDED:
+            is_approved = data["approved"]
+            return replace(progress, pending=_decided(progress.pending, data["call_id"], is_approved=is_approved))
+        case StepKind.ACTION_TAKEN:
+            return replace(progress, action_expires_at=None, claims_in_a_row=0)
         case StepKind.PROGRAM_CLAIMED:
             return replace(progress, claims_in_a_row=progress.claims_in_a_row + 1)
         case StepKind.TURN_REPLAYED:
@@ -194,7 +217,7 @@ def _turn_finished(spec: ProgramSpec, progress: Progress, data: Mapping[str, Any
         pending=calls,
         results={},
         call_order=tuple(call.call_id for call in calls),
-        usage=_add_usage(progress.usage, data),
+        usage=add_usage(progress.usage, data),
         context_tokens=data["prompt_tokens"] + data["output_tokens"],
         replica=data["replica"],
         lease_outcomes=(data["lease"] or {}).get("outcomes", {}),
@@ -217,83 +240,20 @@ def _tool_finished(progress: Progress, data: Mapping[str, Any]) -> Progress:
     return replace(progress, pending=(), results={}, messages=(*progress.messages, *answers))
 
 
+def _decided(calls: tuple[PendingCall, ...], call_id: str, *, is_approved: bool) -> tuple[PendingCall, ...]:
+    return tuple(replace(call, is_approved=is_approved) if call.call_id == call_id else call for call in calls)
+
+
 def _started(call: PendingCall, call_id: str) -> PendingCall:
     return replace(call, is_started=True) if call.call_id == call_id else call
 
 
-def _add_usage(usage: Usage, data: Mapping[str, Any]) -> Usage:
+def add_usage(usage: Usage, data: Mapping[str, Any]) -> Usage:
     return Usage(
         prompt_tokens=usage.prompt_tokens + data["prompt_tokens"],
         cached_tokens=usage.cached_tokens + data["cached_tokens"],
         recomputed_tokens=usage.recomputed_tokens + data["recomputed_tokens"],
         output_tokens=usage.output_tokens + data["output_tokens"],
-    )
-
-
-def apply_to_record(record: ProgramRecord, step: Step) -> ProgramRecord:
-    """The record after one more step.
-
-    Raises:
-        IllegalTransition: the record's state does not allow the step.
-    """
-    data = step.data
-    record = record.model_copy(update={"updated_at": step.at})
-    match step.kind:
-        case StepKind.PROGRAM_QUEUED | StepKind.TURN_DELAYED:
-            return record
-        case StepKind.TURN_REPLAYED:
-            return record.model_copy(update={"replayed_turns": record.replayed_turns + 1})
-        case StepKind.PROGRAM_CLAIMED:
-            return record.after(ProgramEvent.CLAIMED, started_at=record.started_at or step.at)
-        case StepKind.TURN_STARTED:
-            return record.after(ProgramEvent.TURN_STARTED)
-        case StepKind.TURN_FINISHED:
-            return record.model_copy(update=_turn_changes(record, data))
-        case StepKind.TOOL_STARTED:
-            is_first = record.state is not ProgramState.WAITING_TOOL
-            record = record.after(ProgramEvent.TOOLS_STARTED) if is_first else record
-            running = [record.current_tool, data["tool"]] if record.current_tool else [data["tool"]]
-            return record.model_copy(update={"current_tool": "+".join(running), "tool_calls": record.tool_calls + 1})
-        case StepKind.TOOL_FINISHED:
-            running = (record.current_tool or "").split("+")
-            if data["tool"] in running:
-                running.remove(data["tool"])
-            return record.model_copy(update={"current_tool": "+".join(running) or None})
-        case StepKind.TOOLS_FINISHED:
-            return record.model_copy(update={"tool_seconds": record.tool_seconds + data["seconds"]})
-        case StepKind.PROGRAM_ENDED:
-            return _ended(record, step)
-
-
-def _turn_changes(record: ProgramRecord, data: Mapping[str, Any]) -> dict[str, Any]:
-    content = data["message"].get("content")
-    leases = dict(record.leases)
-    for outcome, count in data["lease_ends"].items():
-        leases[outcome] = leases.get(outcome, 0) + count
-    return {
-        "turns": data["turn"],
-        "usage": _add_usage(record.usage, data),
-        "replica": data["replica"],
-        "leases": leases,
-        "output": content if isinstance(content, str) and content else record.output,
-    }
-
-
-_ENDINGS = {
-    ProgramState.COMPLETED: ProgramEvent.FINISHED,
-    ProgramState.FAILED: ProgramEvent.ERRORED,
-    ProgramState.CANCELLED: ProgramEvent.CANCELLED,
-}
-
-
-def _ended(record: ProgramRecord, step: Step) -> ProgramRecord:
-    error = step.data.get("error")
-    return record.after(
-        _ENDINGS[ProgramState(step.data["state"])],
-        finished_at=step.at,
-        end_reason=EndReason(step.data["end_reason"]),
-        error=ProgramFailure(**error) if error else None,
-        current_tool=None,
     )
 
 
@@ -314,28 +274,3 @@ def interrupted_result(call: PendingCall, *, tool_key: str) -> dict[str, Any]:
         "queue_s": 0.0,
         "truncated_bytes": 0,
     }
-
-
-def queued_step(spec: ProgramSpec) -> Step:
-    """The first step of every program."""
-    data = {"model": spec.model, "tools": spec.tools, "limits": spec.limits.model_dump()}
-    return Step(seq=1, kind=StepKind.PROGRAM_QUEUED, at=spec.created_at, data=data)
-
-
-def ended_step(
-    record: ProgramRecord, *, seq: int, at: float, state: ProgramState, reason: EndReason, error: ProgramFailure | None
-) -> Step:
-    """The last step of every program."""
-    data = {
-        "state": state.value,
-        "end_reason": reason.value,
-        "error": error.model_dump() if error else None,
-        "output": record.output,
-    }
-    return Step(seq=seq, kind=StepKind.PROGRAM_ENDED, at=at, data=data)
-
-
-def cancelled_while_queued(record: ProgramRecord, *, seq: int, at: float) -> tuple[Step, ProgramRecord]:
-    """The step and the record of a program that is cancelled before any runner has taken it."""
-    step = ended_step(record, seq=seq, at=at, state=ProgramState.CANCELLED, reason=EndReason.CANCELLED, error=None)
-    return step, apply_to_record(record, step)

@@ -16,11 +16,12 @@ from agent_program.clock import Clock
 from agent_program.errors import InvalidRequest, Overloaded, PlatformError, SandboxUnavailable, Unavailable
 from agent_program.ids import ProgramId, TenantId, ToolKey
 from agent_program.tool_events import ToolEvent, ToolEventKind, ToolOutcome
+from deployments.actions import fault_of_arguments
 from deployments.ports import EngineClient, ToolClient, ToolHostLost
 from deployments.program_settings import ProgramSettings
 from deployments.steps import PendingCall, interrupted_result
-from tool_runtime.registry import ToolSpec
-from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
+from tool_runtime.registry import ToolKind, ToolSpec
+from tool_runtime.tool_call import ToolCall, ToolProgress, ToolResult, ToolStarted
 from tool_runtime.tool_key import combine, tool_key
 
 logger = logging.getLogger(__name__)
@@ -49,14 +50,13 @@ Report = Callable[[dict[str, Any], ToolWait | None], Awaitable[None]]
 
 
 class ToolBatch:
-    """Runs the calls of one turn. `run` raises ToolsUnavailable, and whatever `report` raises."""
+    """Runs the calls of one turn that the platform runs. `run` raises ToolsUnavailable, and whatever `report` raises."""
 
     def __init__(
         self,
         *,
         program_id: ProgramId,
         tenant_id: TenantId,
-        allowed: Sequence[str],
         tool_specs: Mapping[str, ToolSpec],
         tool_timeout_s: float | None,
         settings: ProgramSettings,
@@ -66,7 +66,6 @@ class ToolBatch:
     ) -> None:
         self._program_id = program_id
         self._tenant_id = tenant_id
-        self._allowed = allowed
         self._tool_specs = tool_specs
         self._tool_timeout_s = tool_timeout_s
         self._settings = settings
@@ -76,6 +75,8 @@ class ToolBatch:
         self._clock = clock
         self._started_s: float | None = None
         self._outcomes: list[ToolOutcome] = []
+        #: The batch is one call.
+        self._is_alone = False
 
     @staticmethod
     def key(call: PendingCall) -> ToolKey:
@@ -87,6 +88,7 @@ class ToolBatch:
         key = combine([self.key(call) for call in calls])
         assert key is not None, "a batch has calls"
         left = len(calls)
+        self._is_alone = left == 1
 
         async def one(call: PendingCall) -> None:
             nonlocal left
@@ -109,8 +111,8 @@ class ToolBatch:
             raise failures.exceptions[0] from None
 
     async def _result_of(self, call: PendingCall, key: ToolKey) -> dict[str, Any]:
-        if call.tool not in self._allowed or call.tool not in self._tool_specs:
-            return _refused(call, self.key(call), f"There is no tool {call.tool!r}. Tools: {', '.join(self._allowed)}.")
+        if (fault := self._fault_of(call)) is not None:
+            return _refused(call, self.key(call), fault)
         is_idempotent = self._tool_specs[call.tool].idempotent
         if call.is_started and not is_idempotent:
             return interrupted_result(call, tool_key=self.key(call))
@@ -125,6 +127,16 @@ class ToolBatch:
                 except InvalidRequest as error:
                     return _refused(call, self.key(call), f"The tool could not be run: {error.message}")
         raise AssertionError("the last attempt returns")
+
+    def _fault_of(self, call: PendingCall) -> str | None:
+        """Why the call is answered without being run, in words for the model."""
+        spec = self._tool_specs.get(call.tool)
+        if spec is None:
+            return f"There is no tool {call.tool!r}. Tools: {', '.join(self._tool_specs)}."
+        if spec.kind is ToolKind.CLIENT or (spec.needs_approval and not call.is_approved):
+            # It is here, and not with the client, only because the client cannot be asked about it as it is.
+            return fault_of_arguments(call, spec) or f"The tool {call.tool!r} cannot be run here."
+        return None
 
     async def _call_when_possible(self, call: PendingCall, key: ToolKey) -> ToolResult:
         """Wait out a time in which nothing takes the call. It is not the program's to handle, so the model does not hear of
@@ -141,8 +153,12 @@ class ToolBatch:
                 await asyncio.sleep(self._settings.retry_s)
 
     async def _call(self, call: PendingCall, key: ToolKey) -> ToolResult:
-        async def on_started(_: ToolStarted) -> None:
-            if self._started_s is None:
+        async def on_started(event: ToolStarted | ToolProgress) -> None:
+            if isinstance(event, ToolProgress):
+                # How far one of several is says nothing of how far they all are.
+                fraction = event.fraction if self._is_alone else None
+                await self._tell(ToolEventKind.PROGRESS, ToolWait(tool_key=key, seconds=self._elapsed_s()), fraction)
+            elif self._started_s is None:
                 self._started_s = self._clock.now_s()
                 await self._tell(ToolEventKind.STARTED, ToolWait(tool_key=key, seconds=0.0))
 
@@ -159,10 +175,14 @@ class ToolBatch:
     def _elapsed_s(self) -> float:
         return 0.0 if self._started_s is None else self._clock.now_s() - self._started_s
 
-    async def _tell(self, kind: ToolEventKind, wait: ToolWait) -> None:
-        outcome = None if kind is ToolEventKind.STARTED else _worst(self._outcomes)
+    async def _tell(self, kind: ToolEventKind, wait: ToolWait, progress: float | None = None) -> None:
         event = ToolEvent(
-            program_id=self._program_id, kind=kind, tool=wait.tool_key, elapsed_s=wait.seconds, outcome=outcome
+            program_id=self._program_id,
+            kind=kind,
+            tool=wait.tool_key,
+            elapsed_s=wait.seconds,
+            outcome=_worst(self._outcomes) if kind is ToolEventKind.FINISHED else None,
+            progress=progress,
         )
         await self._engine.tool_event(event)
 

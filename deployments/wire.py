@@ -1,4 +1,4 @@
-"""What clients may send to the programs API, checked field by field before anything starts.
+"""What a submission may hold, checked field by field before anything starts.
 
 Every error names the field. Unknown fields are errors here (a typo in `limits` must not run a program without limits); on
 chat completions unknown *hints* are ignored, because there a hint is advice.
@@ -7,27 +7,23 @@ chat completions unknown *hints* are ignored, because there a hint is advice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from agent_program.errors import InvalidRequest, ModelNotFound, ToolNotFound
-from agent_program.ids import DEFAULT_TENANT, new_program_id, parse_program_id
-from agent_program.tool_events import ToolEvent, ToolEventKind, ToolOutcome
+from agent_program.errors import InvalidRequest, ModelNotFound
+from agent_program.ids import DEFAULT_TENANT, ProgramId, TenantId, new_program_id, parse_program_id
 from deployments.program import Limits, ProgramSpec
 from deployments.program_settings import ProgramSettings
+from deployments.wire_values import Strict, validated
 from tool_runtime.registry import ToolSpec
-from tool_runtime.tool_key import tool_key
+from tool_runtime.tool_selection import select_tools
 
-_Body = TypeVar("_Body", bound=BaseModel)
 _METADATA_KEY_CHARS, _METADATA_VALUE_CHARS = 64, 512
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class SubmittedLimits(_Strict):
+class SubmittedLimits(Strict):
     """Limits that the submitter names; the rest take their defaults."""
 
     max_turns: int | None = Field(default=None, ge=1)
@@ -35,9 +31,10 @@ class SubmittedLimits(_Strict):
     max_total_tokens: int | None = Field(default=None, ge=1)
     max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tool_timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    action_expires_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
-class Sampling(_Strict):
+class Sampling(Strict):
     """Sampling parameters of every turn: OpenAI's, and those that vLLM adds."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -61,33 +58,29 @@ class Sampling(_Strict):
         return value
 
 
-class NamedFunction(_Strict):
-    """The function of a tool entry; its description and parameters are the registered tool's, whatever is sent along."""
+class NamedFunction(Strict):
+    """The function that a tool choice names."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     name: str
 
 
-class FunctionTool(_Strict):
-    """A tool in OpenAI's shape."""
+class FunctionChoice(Strict):
+    """A tool choice of one function, in OpenAI's shape."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-def _function_of_name(value: object) -> object:
-    return {"type": "function", "function": {"name": value}} if isinstance(value, str) else value
-
-
-#: A registered tool's name, or an entry in OpenAI's shape.
-ToolEntry = Annotated[FunctionTool, BeforeValidator(_function_of_name)]
-
-
-class SubmitProgram(_Strict):
+class SubmitProgram(Strict):
     """The body of `POST /v1/programs`."""
 
     program_id: str | None = None
+    #: A program that has ended: this one goes on with its conversation, and with its tools where it names none.
+    previous_program_id: str | None = None
+    #: The program that starts this one as a sub-program: it goes where that one is, while there is room.
+    parent_program_id: str | None = None
     model: str | None = None
     #: The system message.
     instructions: str | None = None
@@ -95,21 +88,44 @@ class SubmitProgram(_Strict):
     input: str | None = None
     #: A conversation in OpenAI's chat shape; instead of `input`.
     messages: list[dict[str, Any]] | None = Field(default=None, min_length=1)
-    tools: list[ToolEntry] = []
+    #: Names of registered tools, functions in OpenAI's shape, MCP servers: see `tool_runtime/tool_selection.py`.
+    tools: list[Any] = Field(default=[])
     #: As in OpenAI's API: auto, required, none, or one function; checked with the tools.
     tool_choice: Any = None
     limits: SubmittedLimits = SubmittedLimits()
     sampling: Sampling = Sampling()
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field(default={})
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> SubmitProgram:
         if (self.input is None) == (self.messages is None):
             raise ValueError("give either input or messages")
+        if self.previous_program_id is not None and self.instructions is not None:
+            raise ValueError("instructions: the previous program's stand; they are the beginning of its conversation")
         return self
 
 
+def previous_program_id(body: object) -> ProgramId | None:
+    """The program that a submission goes on with, before the rest of it is looked at.
+
+    Raises:
+        InvalidRequest: it is not a valid id.
+    """
+    named = body.get("previous_program_id") if isinstance(body, dict) else None
+    return None if named is None else parse_program_id(named, what="previous_program_id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreviousProgram:
+    """What a program leaves to the one that goes on with it."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tool_specs: list[dict[str, Any]]
+
+
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+#: A tool may well print nothing, and an assistant may have called tools only.
+_ROLES_THAT_SPEAK = frozenset({"system", "developer", "user"})
 
 
 def parse_submission(
@@ -119,101 +135,47 @@ def parse_submission(
     tools: Mapping[str, ToolSpec],
     settings: ProgramSettings,
     now_wall_s: float,
+    tenant_id: TenantId = DEFAULT_TENANT,
+    previous: PreviousProgram | None = None,
 ) -> ProgramSpec:
-    """The program that a submission describes, with every default filled in.
+    """The program that a submission describes, with every default filled in; `previous` is the one that it goes on with.
 
     Raises:
         InvalidRequest, ModelNotFound, ToolNotFound: each names the field.
     """
-    sent = _validated(SubmitProgram, body)
+    sent = validated(SubmitProgram, body)
     if sent.model is not None and sent.model != model:
         raise ModelNotFound(f"the model {sent.model!r} is not served; {model!r} is", param="model")
-    names = _tool_names(sent.tools, tools, settings)
+    tool_specs = [tool.to_wire() for tool in select_tools(sent.tools, tools, tools_max=settings.tools_max)]
+    before = previous or PreviousProgram(messages=(), tool_specs=[])
+    if "tools" not in sent.model_fields_set:
+        # The same tools, or the prompt would differ from its first token on and nothing of the prefix be found again.
+        tool_specs = before.tool_specs
     return ProgramSpec(
         id=new_program_id() if sent.program_id is None else parse_program_id(sent.program_id),
-        tenant_id=DEFAULT_TENANT,
+        tenant_id=tenant_id,
         model=model,
-        messages=_messages(sent, settings),
-        tools=names,
-        tool_choice=_tool_choice(sent.tool_choice, names),
+        messages=[*map(dict, before.messages), *_messages(sent, settings)],
+        tool_specs=tool_specs,
+        tool_choice=_tool_choice(sent.tool_choice, [tool["name"] for tool in tool_specs]),
         limits=_limits(sent.limits, settings),
         sampling=sent.sampling.model_dump(exclude_none=True),
         metadata=_metadata(sent.metadata, settings),
+        parent_program_id=_named_program(sent.parent_program_id, "parent_program_id"),
+        previous_program_id=_named_program(sent.previous_program_id, "previous_program_id"),
         created_at=now_wall_s,
     )
 
 
-class ReportedToolEvent(_Strict):
-    """The body of `POST /v1/programs/{id}/tool_events`: a client that runs its own tools says when they start and end."""
-
-    kind: ToolEventKind
-    tool: str = Field(min_length=1, max_length=256)
-    #: The call's arguments, where the client wants a finer key than the tool's name: a shell command becomes its program.
-    arguments: dict[str, Any] | str | None = None
-    #: Seconds since the tool started.
-    elapsed_s: float = Field(default=0.0, ge=0, lt=1e9, allow_inf_nan=False)
-    outcome: ToolOutcome | None = None
-
-    @field_validator("kind", "outcome", mode="before")
-    @classmethod
-    def _enum_of_text(cls, value: object, info: Any) -> object:
-        kinds = {"kind": ToolEventKind, "outcome": ToolOutcome}[info.field_name]
-        if isinstance(value, str):
-            try:
-                return kinds(value)
-            except ValueError:
-                raise ValueError(f"one of {', '.join(kinds)}") from None
-        return value
-
-
-def parse_tool_event(program_id: str, body: object) -> ToolEvent:
-    """The event that a client reports for its program.
-
-    Raises:
-        InvalidRequest: naming the field.
-    """
-    sent = _validated(ReportedToolEvent, body)
-    is_finished = sent.kind is ToolEventKind.FINISHED
-    return ToolEvent(
-        program_id=parse_program_id(program_id),
-        kind=sent.kind,
-        tool=tool_key(sent.tool, sent.arguments or {}),
-        elapsed_s=sent.elapsed_s,
-        outcome=(sent.outcome or ToolOutcome.OK) if is_finished else None,
-    )
-
-
-def _validated(kind: type[_Body], body: object, *, within: str | None = None) -> _Body:
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        parts = [within] if within else []
-        path = ".".join([*parts, *(str(part) for part in first["loc"] if not str(part).startswith("function-"))])
-        text = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{path}: {text}" if path else text, param=path or None) from None
-
-
-def _tool_names(entries: list[FunctionTool], known: Mapping[str, ToolSpec], settings: ProgramSettings) -> list[str]:
-    if len(entries) > settings.tools_max:
-        raise InvalidRequest(f"at most {settings.tools_max} tools", param="tools")
-    names = [entry.function.name for entry in entries]
-    for name in names:
-        if name not in known:
-            there = ", ".join(known)
-            raise ToolNotFound(f"there is no tool called {name[:100]!r}; there are: {there}", param="tools")
-    if len(set(names)) < len(names):
-        raise InvalidRequest("tools: a tool is named twice", param="tools")
-    return names
+def _named_program(program_id: str | None, field: str) -> ProgramId | None:
+    return None if program_id is None else parse_program_id(program_id, what=field)
 
 
 def _tool_choice(choice: object, names: list[str]) -> str | dict[str, Any]:
     if choice is None:
         return "auto" if names else "none"
     if isinstance(choice, dict):
-        name = _validated(FunctionTool, choice, within="tool_choice").function.name
+        name = validated(FunctionChoice, choice, within="tool_choice").function.name
         if name not in names:
             raise InvalidRequest(f"tool_choice names {name[:100]!r}, which is not among tools", param="tool_choice")
         return {"type": "function", "function": {"name": name}}
@@ -229,15 +191,33 @@ def _messages(sent: SubmitProgram, settings: ProgramSettings) -> list[dict[str, 
     if len(messages) > settings.messages_max:
         raise InvalidRequest(f"at most {settings.messages_max} messages", param="messages")
     for position, message in enumerate(messages):
-        role = message.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            where = f"messages.{position}.role"
-            raise InvalidRequest(f"{where}: one of {', '.join(sorted(_ROLES))}", param=where)
+        _check_message(message, where=f"messages.{position}")
     if sent.input is not None:
+        _check_says_something(sent.input, what="input")
         messages = [{"role": "user", "content": sent.input}]
     if sent.instructions is not None:
+        _check_says_something(sent.instructions, what="instructions")
         messages.insert(0, {"role": "system", "content": sent.instructions})
     return messages
+
+
+def _check_message(message: Mapping[str, Any], *, where: str) -> None:
+    """What a turn would be refused for by the engine is refused here, while nothing has started."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidRequest(f"{where}.role: one of {', '.join(sorted(_ROLES))}", param=f"{where}.role")
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    if not (content is None or isinstance(content, str) or is_parts):
+        raise InvalidRequest(f"{where}.content: a text or a list of content parts", param=f"{where}.content")
+    if role in _ROLES_THAT_SPEAK:
+        _check_says_something(content, what=f"{where}.content")
+    if role == "tool" and content is None:
+        raise InvalidRequest(f"{where}.content: a tool message holds the tool's output", param=f"{where}.content")
+
+
+def _check_says_something(content: str | list[Any] | None, *, what: str) -> None:
+    if not content or (isinstance(content, str) and not content.strip()):
+        raise InvalidRequest(f"{what} is empty", param=what)
 
 
 def _limits(sent: SubmittedLimits, settings: ProgramSettings) -> Limits:
@@ -257,20 +237,3 @@ def _metadata(metadata: dict[str, str], settings: ProgramSettings) -> dict[str, 
             limits = f"{_METADATA_KEY_CHARS} and {_METADATA_VALUE_CHARS} characters"
             raise InvalidRequest(f"metadata keys and values may have at most {limits}", param="metadata")
     return metadata
-
-
-def parse_whole_number(text: str | None, *, what: str, default: int, least: int, most: int) -> int:
-    """A number from a query string or a header.
-
-    Raises:
-        InvalidRequest: not a whole number from `least` to `most`.
-    """
-    if text is None:
-        return default
-    try:
-        number = int(text)
-    except ValueError:
-        number = None
-    if number is None or not least <= number <= most:
-        raise InvalidRequest(f"{what} must be a whole number from {least} to {most}", param=what)
-    return number

@@ -41,6 +41,11 @@ def cache_dir() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "continuum"
 
 
+def is_prepared() -> bool:
+    """Whether the model was converted on this machine before. Raises EngineUnavailable where its wheel is not installed."""
+    return _target_dir(cache_dir() / "models").is_dir()
+
+
 def prepare(convert: Callable[[Path, Path], None] | None = None) -> Path:
     """The directory of the model; converts it first where that was not done before. Safe to call from many processes.
 

@@ -28,6 +28,7 @@ from engine_replicas.engine_config import EngineSettings
 from engine_replicas.engine_metrics import exposition
 from engine_replicas.latency_feed import LatencyFeed
 from engine_replicas.request_gaps import RequestGaps
+from engine_replicas.retention.events import ArmReason
 from engine_replicas.scheduler_client import SchedulerClient
 from engine_replicas.tool_calls import next_tools
 from engine_replicas.turn_body import engine_body
@@ -72,7 +73,7 @@ class EngineReplica:
         self._clock = clock or SystemClock()
         self._engine = VllmEngine(engine, scheduling.model_dump(mode="json"))
         self._scheduler = SchedulerClient(self._engine, timeout_s=engine.engine_rpc_timeout_s, clock=self._clock)
-        self._feed = LatencyFeed(history or RedisHistory(store_url), self._scheduler)
+        self._feed = LatencyFeed(history or RedisHistory(store_url), self._scheduler, self._clock)
         self._gaps = RequestGaps()
         self._stats: dict[str, Any] = {}
         self._turns_open = 0
@@ -146,6 +147,7 @@ class EngineReplica:
             tool_keys=tools,
             finish_reason=turn.finish_reason,
             lease=lease,
+            timings=record.timings,
         )
 
     async def _arm(self, hints: TurnHints, tool: ToolKey | None) -> dict[str, Any] | None:
@@ -158,6 +160,9 @@ class EngineReplica:
         lease: dict[str, Any] | None = await self._scheduler.call(
             "continuum_lease_arm", hints.program_id, hints.branch, tool, hints.is_last_turn
         )
+        if lease is not None and hints.is_last_turn:
+            # The scheduler forgot the program as its turn ended: it was told beforehand. Why nothing is retained is known.
+            return {**lease, "reason": ArmReason.LAST_TURN.value}
         return lease
 
     # --- programs --------------------------------------------------------------------------------------------------------
@@ -172,13 +177,20 @@ class EngineReplica:
                 "continuum_tool_event", event.program_id, event.kind.value, event.tool, event.elapsed_s, outcome
             )
 
-    async def release_program(self, program_id: str) -> None:
-        """The program is over: its KV is free to go. An unknown program changes nothing."""
+    async def release_program(self, program_id: str) -> dict[str, Any]:
+        """The program is over: its KV is free to go. An unknown program changes nothing.
+
+        Returns:
+            `replica`, this one, and `lease_outcomes`: how the program's leases have ended here, over its whole life.
+        """
         await self._start()
         self._gaps.forget(ProgramId(program_id))
         self._engine.forget_program(program_id)
+        explained: dict[str, Any] | None = None
         if self._settings.has_leases:
             await self._scheduler.call("continuum_release", program_id)
+            explained = await self._scheduler.call("continuum_explain", program_id)
+        return {"replica": self.replica_id, "lease_outcomes": (explained or {}).get("lease_outcomes", {})}
 
     async def explain(self, program_id: str) -> dict[str, Any]:
         """Why the program's KV was kept or dropped here.
@@ -292,8 +304,14 @@ class EngineReplica:
             "token_continuity": self._engine.token_continuity(),
             "latency_snapshot_version": self._feed.version,
             "latency_store_errors": self._feed.store_errors,
+            "latency_snapshot_age_s": self._snapshot_age_s(),
             "scheduler_call_failures": dict(self._scheduler.failures),
         }
+
+    def _snapshot_age_s(self) -> float | None:
+        """Seconds since the store last confirmed the snapshot that the scheduler has; None before the first."""
+        confirmed_s = self._feed.confirmed_s
+        return None if confirmed_s is None else self._clock.now_s() - confirmed_s
 
     @staticmethod
     def _answered(answer: dict[str, Any] | None) -> dict[str, Any]:

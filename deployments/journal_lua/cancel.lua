@@ -8,6 +8,10 @@ local state = held[1]
 if not state then return 'GONE' end
 if redis.call('ZSCORE', 'continuum:programs:finished', id) then return state end
 redis.call('HSET', program, 'cancel', '1')
+if state == 'requires_action' then -- no runner has it: the next claim takes it
+  redis.call('ZADD', 'continuum:programs:leases', 0, id)
+  redis.call('PUBLISH', 'continuum:signal:queued', '1')
+end
 if redis.call('ZREM', 'continuum:programs:queue', id) == 1 then
   redis.call('XADD', program .. ':steps', seq .. '-0', 's', step)
   redis.call('HSET', program, 'record', record, 'state', 'cancelled', 'seq', seq)

@@ -3,98 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from agent_program.clock import Clock, ManualClock, SystemClock
+from agent_program.clock import SystemClock
 from agent_program.errors import IllegalTransition, InvalidRequest, Overloaded, ProgramNotFound
 from agent_program.states import ProgramState
 from deployments.journal import (
     CANCELS_TOPIC,
     QUEUED_TOPIC,
-    Claim,
     IdempotencyKey,
     IdempotencyMismatch,
-    Journal,
     LeaseLost,
     LeaseStatus,
     ProgramExists,
     program_topic,
 )
-from deployments.memory_journal import MemoryJournal
-from deployments.program import EndReason, ProgramRecord, ProgramSpec
+from deployments.journal_histograms import LENGTH, TURN, plain
+from deployments.program import EndReason
+from deployments.record_steps import apply_to_record
 from deployments.redis_journal import RedisJournal
-from deployments.steps import Step, StepKind, apply_to_record, ended_step
+from deployments.steps import Step, StepKind
+from support.journals import World
 from support.programs import limits, spec
-from support.redis_server import SERVERS, RedisServer
+from support.redis_server import RedisServer
 from support.waiting import wait_for_async
-
-
-class World:
-    """A journal, and the way in which time passes for it."""
-
-    def __init__(self, journal: Journal, clock: Clock) -> None:
-        self.journal = journal
-        self._clock = clock
-
-    async def lapse(self, claim: Claim) -> None:
-        """Let a claim's lease (of 0.05 s) run out."""
-        if isinstance(self._clock, ManualClock):
-            self._clock.advance(0.1)
-        else:
-            await asyncio.sleep(0.1)
-
-    async def create(self, program: ProgramSpec, **options: Any) -> ProgramRecord:
-        return await self.journal.create(program, **{"queued_max": 100, **options})
-
-    async def claim(self, *, lease_s: float = 60.0) -> Claim:
-        claim = await self.journal.claim("runner", lease_s=lease_s)
-        assert claim is not None
-        return claim
-
-    async def append(self, claim: Claim, kind: StepKind, **data: Any) -> ProgramRecord:
-        stored = await self.journal.load(claim.program_id)
-        step = Step(seq=len(stored.steps) + 1, kind=kind, at=stored.record.updated_at + 1, data=data)
-        record = apply_to_record(stored.record, step)
-        await self.journal.append(claim, [step], record)
-        return record
-
-    async def run_to_end(self, program: ProgramSpec, state: ProgramState = ProgramState.COMPLETED) -> ProgramRecord:
-        await self.create(program)
-        claim = await self.claim()
-        await self.append(claim, StepKind.PROGRAM_CLAIMED, runner="runner", resumed=False)
-        return await self.end(claim, state)
-
-    async def end(self, claim: Claim, state: ProgramState = ProgramState.COMPLETED) -> ProgramRecord:
-        stored = await self.journal.load(claim.program_id)
-        seq = len(stored.steps) + 1
-        step = ended_step(stored.record, seq=seq, at=1.0, state=state, reason=EndReason.ANSWER, error=None)
-        record = apply_to_record(stored.record, step)
-        await self.journal.append(claim, [step], record)
-        return record
-
-
-@pytest.fixture(scope="module", params=["memory", *SERVERS])
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer | None]:
-    if request.param == "memory":
-        yield None
-        return
-    with RedisServer(SERVERS[request.param]()) as running:
-        yield running
-
-
-@pytest.fixture
-async def world(server: RedisServer | None) -> AsyncIterator[World]:
-    if server is None:
-        clock = ManualClock()
-        yield World(MemoryJournal(clock), clock)
-        return
-    journal = RedisJournal(server.url, SystemClock())
-    await journal._client.flushall()
-    yield World(journal, SystemClock())
-    await journal.close()
 
 
 async def test_an_accepted_program_can_be_read_back_whole(world: World) -> None:
@@ -387,19 +321,24 @@ async def test_counters_add_up_what_the_steps_say(world: World) -> None:
         lease=None,
         lease_ends={"reused": 2},
     )
-    await world.end(claim)
+    await world.end(claim, lease_ends={"released": 1})
     totals = await world.journal.totals()
-    assert totals.counters == {
+    counters = {name: amount for name, amount in totals.counters.items() if "/" not in name}
+    assert counters == {
         "turns": 1,
         "prompt_tokens": 100,
         "cached_tokens": 60,
         "recomputed_tokens": 5,
         "output_tokens": 7,
         "leases:reused": 2,
+        "leases:released": 1,
         "ended:completed:answer": 1,
     }
     assert totals.by_state["completed"] == 1
-    assert (await world.journal.get("a")).output == "hello"
+    assert plain(TURN, totals.counters)["sum"] == 0.5
+    assert sum(plain(LENGTH, totals.counters)["counts"]) == 1
+    record = await world.journal.get("a")
+    assert (record.output, record.leases) == ("hello", {"reused": 2, "released": 1})
 
 
 async def test_listeners_are_woken_by_what_happens_on_their_topic(world: World) -> None:
@@ -434,12 +373,12 @@ async def test_many_claimers_share_the_queue_without_overlap(world: World) -> No
     assert sorted(taken) == sorted(names)
 
 
-async def test_a_journal_that_is_closed_leaves_no_connection(server: RedisServer | None) -> None:
-    if server is None:
+async def test_a_journal_that_is_closed_leaves_no_connection(journal_server: RedisServer | None) -> None:
+    if journal_server is None:
         return
-    observer = RedisJournal(server.url, SystemClock())
+    observer = RedisJournal(journal_server.url, SystemClock())
     before = len(await observer._client.client_list())
-    journal = RedisJournal(server.url, SystemClock())
+    journal = RedisJournal(journal_server.url, SystemClock())
     await journal.check()
     async with journal.listen(QUEUED_TOPIC):
         pass

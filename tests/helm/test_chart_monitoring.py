@@ -28,11 +28,6 @@ def test_an_alert_has_a_valid_expression_a_severity_and_says_what_is_wrong(rule:
     assert rule["annotations"]["description"]
 
 
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_the_documents_say_what_to_do_about_an_alert(rule: dict[str, Any]) -> None:
-    assert f"### {rule['alert']}" in (chart.ROOT / "docs" / "kubernetes.md").read_text()
-
-
 def test_the_prometheus_rule_holds_every_alert_as_it_is_written() -> None:
     (manifest,) = chart.of_kind("PrometheusRule", MONITORED)
     rules = [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from functools import partial
 
 import httpx
 import pytest
@@ -38,18 +39,19 @@ def healed(platform: Platform) -> None:
 
 def test_an_engine_replica_killed_during_a_turn_loses_no_program(platform: Platform) -> None:
     # The router goes by load, so that what ran before this test decides where the first few programs go.
-    ids = [platform.submit(**LONG_TURNS) for _ in range(3)]
-    while platform.replicas_with_open_turns() < 2:
-        assert len(ids) < 12, "twelve programs at once all went to one of two replicas"
-        ids.append(platform.submit(**LONG_TURNS))
-        platform.wait_for_step(ids[-1], "turn.started")
-    platform.kill_one("EngineReplica")
-    programs = [platform.wait_for_end(program_id) for program_id in ids]
+    placed: dict[str, str] = {}
+    while len(set(placed.values())) < 2:
+        assert len(placed) < 12, "twelve programs at once all went to one of two replicas"
+        program_id = platform.submit(**LONG_TURNS)
+        placed[program_id] = wait_for(partial(platform.replica_of_turn, program_id), what=f"a turn of {program_id}")
+    victim = next(iter(placed.values()))
+    platform.kill_replica("EngineReplica", victim)
+    programs = [platform.wait_for_end(program_id) for program_id in placed]
     assert {(program["state"], program["turns"]) for program in programs} == {("completed", 1)}
-    replayed = [program for program in programs if program["replayed_turns"]]
-    assert 1 <= len(replayed) < len(ids), "two replicas shared the programs, and one of them was killed"
-    for program in replayed:
-        (step,) = platform.steps(program["id"], "turn.replayed")
+    replayed = {program["id"] for program in programs if program["replayed_turns"]}
+    assert replayed == {program_id for program_id, replica in placed.items() if replica == victim}
+    for program_id in replayed:
+        (step,) = platform.steps(program_id, "turn.replayed")
         assert "lost" in step["reason"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from typing import Any
 
 import psutil
@@ -104,6 +106,78 @@ def test_the_time_limit_ends_a_turn_in_progress(platform: Platform) -> None:
     program = platform.wait_for_end(program_id)
     assert (program["state"], program["end_reason"]) == ("completed", "max_seconds")
     wait_for(lambda: platform.metric("continuum_engine_turns_open") == 0, what="the engine to drop the turn")
+
+
+WEATHER: Json = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_a_program_waits_for_its_clients_tool_and_keeps_its_kv_meanwhile(platform: Platform) -> None:
+    program_id = platform.submit(
+        input="What is the weather in Rome?",
+        tools=[WEATHER],
+        tool_choice="required",
+        limits={"max_turns": 2, "max_tokens_per_turn": 60},
+        sampling={"temperature": 0},
+    )
+    platform.wait_for_step(program_id, "action.required")
+    waiting = platform.program(program_id)
+    assert waiting["state"] == "requires_action"
+    calls = waiting["required_action"]["calls"]
+    assert {(call["kind"], call["tool"]) for call in calls} == {("output", "weather")}
+    assert all(json.loads(call["arguments"])["city"] in ("Rome", "Oslo") for call in calls)
+    outputs = [{"call_id": call["call_id"], "output": "rain"} for call in calls]
+    for _ in range(2):  # the same answers twice are one
+        answered = platform.client.post(f"/v1/programs/{program_id}/tool_outputs", json={"tool_outputs": outputs})
+        assert answered.status_code == 200, answered.text
+    platform.wait_for_step(program_id, "turn.finished", count=2)
+    second = platform.steps(program_id, "turn.finished")[1]
+    assert second["cached_tokens"] > 0
+    assert platform.client.post(f"/v1/programs/{program_id}/cancel").status_code in (200, 409)
+    assert platform.wait_for_end(program_id)["tool_calls"] >= len(calls)
+
+
+def test_a_call_that_needs_consent_runs_only_once_it_has_it(platform: Platform) -> None:
+    guarded = {"type": "function", "function": {"name": "shell"}, "require_approval": "always"}
+    program_id = platform.submit(**{**run_command("echo agreed", max_turns=1), "tools": [guarded]})
+    platform.wait_for_step(program_id, "action.required")
+    assert platform.steps(program_id, "tool.started") == []
+    calls = platform.program(program_id)["required_action"]["calls"]
+    answers = [{"call_id": call["call_id"], "approve": True} for call in calls]
+    answered = platform.client.post(f"/v1/programs/{program_id}/tool_outputs", json={"tool_outputs": answers})
+    assert answered.status_code == 200, answered.text
+    program = platform.wait_for_end(program_id)
+    assert (program["state"], program["end_reason"]) == ("completed", "max_turns")
+    assert len(platform.steps(program_id, "tool.started")) == len(calls)
+
+
+def test_a_programs_files_are_put_there_before_it_starts(platform: Platform) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        note = tarfile.TarInfo("notes/hello.txt")
+        note.size = 5
+        tar.addfile(note, io.BytesIO(b"hello"))
+    path = "/v1/programs/with-files/workspace"
+    put = platform.client.put(path, content=archive.getvalue())
+    assert put.status_code == 200, put.text
+    assert put.json()["bytes"] == 5
+    assert platform.client.put(path, content=b"no tar at all").json()["error"]["code"] == "archive_refused"
+    platform.submit(**run_command("cat notes/hello.txt", max_turns=1), program_id="with-files")
+    platform.wait_for_step("with-files", "tool.finished")
+    (result,) = platform.steps("with-files", "tool.finished")
+    platform.wait_for_end("with-files")
+    assert "hello" in result["output"]
 
 
 def test_an_explanation_tells_what_the_scheduler_decided(platform: Platform) -> None:

@@ -11,10 +11,16 @@ import pytest
 import ray
 import yaml
 from pydantic import ValidationError
+from ray import serve
+from ray._common.utils import import_attr
+from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve._private.application_state import override_deployment_info
 from ray.serve._private.build_app import build_app as flatten
+from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.schema import ServeDeploySchema
 
+from continuum_router.config import RouterSettings
 from deployments.app import build_app
 from deployments.settings import PlatformSettings
 from support.platform import ROOT
@@ -80,10 +86,54 @@ def test_a_tensor_parallel_engine_gets_its_gpus(
     assert config.placement_group_strategy == ("STRICT_PACK" if bundles else None)
 
 
-def test_serve_build_describes_the_application(tmp_path: Path) -> None:
-    output = tmp_path / "built.yaml"
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> ServeDeploySchema:
+    """What `serve build deployments.app:app` writes."""
+    output = tmp_path_factory.mktemp("built") / "built.yaml"
     command = [str(Path(sys.executable).with_name("serve")), "build", "deployments.app:app", "-o", str(output)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(output.read_text())).applications
+    return ServeDeploySchema.model_validate(yaml.safe_load(output.read_text()))
+
+
+def test_serve_build_describes_the_application(built: ServeDeploySchema) -> None:
+    (application,) = built.applications
     assert {deployment.name for deployment in application.deployments} >= {"Ingress", "EngineReplica", "ToolActor"}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_serve_build_writes_deploys_as_the_application_itself(built: ServeDeploySchema) -> None:
+    """Serve's controller imports the path and lays the written options over the code's: each must be accepted, and, as
+    nobody has edited the file, change nothing."""
+    serve.start()  # the laying over asks the running Serve for its options
+    (config,) = built.applications
+    application = import_attr(config.import_path)
+    assert isinstance(application, Application), "an application, not a builder, which `serve build` does not take"
+    infos = {
+        deployment.name: DeploymentInfo(
+            deployment_config=deployment._deployment_config,
+            replica_config=deployment._replica_config,
+            start_time_ms=0,
+            deployer_job_id="job",
+        )
+        # Handles would bring a router each; what a constructor is given plays no part here.
+        for deployment in flatten(
+            application, name=config.name, make_deployment_handle=lambda deployment, _: deployment.name
+        ).deployments
+    }
+    overridden = override_deployment_info(infos, config)
+    assert set(overridden) == set(infos)
+    for name, info in infos.items():
+        before, after = (_options(one) for one in (info, overridden[name]))
+        assert after == before, name
+        assert overridden[name].replica_config.ray_actor_options == info.replica_config.ray_actor_options
+
+
+def _options(info: DeploymentInfo) -> dict[str, Any]:
+    """A deployment's options as plain values; who set which is left out."""
+    options = info.deployment_config.model_dump(exclude={"user_configured_option_names", "request_router_config"})
+    router = info.deployment_config.request_router_config
+    keywords = dict(router.request_router_kwargs)
+    if "settings" in keywords:  # plain values on their way through a file: a set becomes a list
+        keywords["settings"] = RouterSettings.model_validate(keywords["settings"])
+    return {**options, "router": (router.get_request_router_class().__name__, keywords)}

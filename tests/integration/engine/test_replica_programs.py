@@ -89,12 +89,15 @@ async def test_a_lease_is_armed_with_the_tool_that_runs(engine_replica: EngineRe
     assert engine_replica.record_routing_stats().keys() == {
         "free_blocks", "retained_blocks", "total_blocks", "waiting", "running", "queued_tokens",
     }  # fmt: skip
-    await engine_replica.release_program("leased")
+    released = await engine_replica.release_program("leased")
+    assert released == {"replica": engine_replica.replica_id, "lease_outcomes": {"released": 1}}
     assert (await engine_replica.explain("leased")).get("leases", []) == []
 
 
 async def test_the_last_turn_retains_nothing(engine_replica: EngineReplica) -> None:
-    await take(engine_replica, chat("Bye."), hints("last", is_last_turn=True))
+    turn = await take(engine_replica, chat("Bye."), hints("last", is_last_turn=True))
+    assert turn.closed.lease is not None
+    assert (turn.closed.lease["reason"], turn.closed.lease["blocks"]) == ("last_turn", 0)
     assert (await engine_replica.explain("last")).get("leases", []) == []
 
 
@@ -120,7 +123,7 @@ async def test_tool_events_reach_the_scheduler(engine_replica: EngineReplica) ->
 
 
 async def test_an_unknown_program_is_no_error(engine_replica: EngineReplica) -> None:
-    await engine_replica.release_program("never-seen")
+    assert (await engine_replica.release_program("never-seen"))["lease_outcomes"] == {}
     assert (await engine_replica.explain("never-seen"))["is_known"] is False
 
 

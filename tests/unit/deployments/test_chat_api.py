@@ -135,8 +135,18 @@ async def test_what_is_refused_before_the_engine_binds_nothing(body: Any, status
 async def test_the_one_model_need_not_be_named() -> None:
     bench = ApiBench([[OPENED, ANSWER, CLOSED]])
     async with bench.client() as client:
-        assert (await client.post("/v1/chat/completions", json={"messages": []})).status_code == 200
-    assert bench.engine.bodies == [{"model": MODEL, "messages": []}]
+        assert (await client.post("/v1/chat/completions", json={"messages": BODY["messages"]})).status_code == 200
+    assert bench.engine.bodies == [BODY]
+
+
+@pytest.mark.parametrize("body", [{"messages": []}, {"messages": "hi"}, {}], ids=str)
+async def test_a_chat_without_messages_is_refused_before_an_engine_sees_it(body: dict[str, Any]) -> None:
+    bench = ApiBench()
+    async with bench.client() as client:
+        response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "messages"
+    assert bench.engine.bodies == []
 
 
 @pytest.mark.parametrize("lost", [ReplicaLost("killed"), EngineUnavailable("dead")])

@@ -51,7 +51,16 @@ def test_an_option_wins_over_the_file_and_leaves_the_rest_of_it(file: Path) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("engine: {modle: x}", r"engine\.modle: Extra inputs"),
+        (
+            "engine: {modle: x}",
+            r"settings\.yaml: engine\.modle: there is no such key in engine; did you mean 'model'\?",
+        ),
+        ("engines: {}", r"settings\.yaml: engines: there is no such key in the settings; did you mean 'engine'\?"),
+        (
+            "programs: {limit_defaults: {speed: 1}}",
+            r"there is no such key in programs\.limit_defaults; there are: max_t",
+        ),
+        ("store: {redis_url: http://x}", r"settings\.yaml: store\.redis_url: redis_url starts with"),
         ("replicas: {engine: 0}", r"replicas\.engine: .*greater than or equal to 1"),
         ("scheduling: {preset: fastest}", r"scheduling\.preset: "),
         ("- a list", "holds no settings"),
@@ -64,7 +73,13 @@ def test_an_option_wins_over_the_file_and_leaves_the_rest_of_it(file: Path) -> N
 def test_what_is_wrong_is_named(file: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(SettingsError, match=said):
-        load_settings(file, {"store.redis_url": "redis://localhost"})
+        load_settings(file, {"store.redis_url": "redis://localhost"} if text == "store: none" else {})
+
+
+def test_a_wrong_option_is_not_blamed_on_the_file(file: Path) -> None:
+    file.write_text("replicas: {engine: 2}\n")
+    with pytest.raises(SettingsError, match=r"^scheduling\.preset: "):
+        load_settings(file, {"scheduling.preset": "fastest"})
 
 
 def test_every_wrong_setting_is_named_at_once(file: Path) -> None:

@@ -163,6 +163,12 @@ def test_a_program_is_shown(terminal: Terminal) -> None:
     assert terminal.json("programs", "show", "a") == program_object("a")
 
 
+def test_an_explanation_is_an_account_for_people_and_json_for_programs(terminal: Terminal) -> None:
+    terminal.platform.programs["a"] = program_object("a")
+    assert "no replica knows it" in terminal("programs", "show", "a", "--explain").stdout
+    assert terminal.json("programs", "show", "a", "--explain")["object"] == "program.explanation"
+
+
 def test_a_program_is_cancelled(terminal: Terminal) -> None:
     terminal.platform.programs["a"] = program_object("a", state="running")
     assert terminal("programs", "cancel", "a").exit_code == ExitCode.OK

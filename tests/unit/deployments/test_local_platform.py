@@ -12,6 +12,8 @@ from deployments.cli import app
 from deployments.local_platform import ListenOn, PlatformStartError, _ray_cpus, local_platform
 from deployments.settings import PlatformSettings, ReplicaSettings
 
+OPEN = PlatformSettings.model_validate({"http": {"open_without_keys": True}})
+
 
 def test_a_port_that_is_taken_is_said_before_anything_starts() -> None:
     stages: list[str] = []
@@ -31,7 +33,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts() -> None:
 def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
     with (
         pytest.raises(PlatformStartError, match=r"cannot listen on 192\.0\.2\.1"),
-        local_platform(PlatformSettings(), ListenOn(host="192.0.2.1", port=0), on_stage=lambda _: None),
+        local_platform(OPEN, ListenOn(host="192.0.2.1", port=0), on_stage=lambda _: None),
     ):
         raise AssertionError("it must not start")
 

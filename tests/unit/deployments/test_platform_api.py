@@ -93,7 +93,8 @@ async def test_latency_is_told_of_tools_and_of_measured_programs() -> None:
         unmeasured = (await client.get("/v1/tools/shell/latency")).json()
         unknown = await client.get("/v1/tools/hammer/latency")
         every = (await client.get("/v1/tools/latency")).json()
-    assert every == {"object": "list", "data": [measured]}
+    (listed,) = every["data"]
+    assert listed.items() <= measured.items()
     assert (measured["count"], measured["p50_s"]) == (1, 3.0)
     assert (unmeasured["count"], unmeasured["p50_s"]) == (0, None)
     assert unknown.status_code == 404
@@ -111,10 +112,51 @@ async def test_ready_names_the_part_that_is_not() -> None:
     assert unready.status_code == 503
     assert unready.json()["parts"]["tools"] == {
         "ready": False,
-        "reason": "no sandbox holds here",
+        "reason": "0 of 1 replica answers, for 0 s now: no sandbox holds here",
         "replicas_ready": 0,
+        "replicas_wanted": 1,
+        "incomplete_for_s": 0.0,
+        "remarks": [],
     }
     assert unready.json()["parts"]["engine"]["ready"]
+    assert unready.json()["reason"] == "tools: 0 of 1 replica answers, for 0 s now: no sandbox holds here"
+
+
+async def test_a_part_with_a_replica_missing_is_ready_and_says_how_many_and_since_when() -> None:
+    bench = ApiBench()
+    both, one = bench.fleet.answers["engine", "probe"], PartAnswer(answers=("r1",), faults=())
+
+    async def engine() -> dict[str, Any]:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 200
+        part: dict[str, Any] = answer.json()["parts"]["engine"]
+        return part
+
+    async with bench.client() as client:
+        assert (await engine())["reason"] is None
+        bench.fleet.answers["engine", "probe"] = one
+        await engine()
+        bench.clock.advance(42)
+        missing = await engine()
+        assert missing["reason"] == "1 of 2 replicas answer, for 42 s now: a replica is starting or being replaced"
+        assert (missing["ready"], missing["replicas_wanted"], missing["incomplete_for_s"]) == (True, 2, 42.0)
+        bench.fleet.answers["engine", "probe"] = both
+        assert (await engine())["incomplete_for_s"] is None
+        # The next time counts from its own beginning.
+        bench.fleet.answers["engine", "probe"] = one
+        assert (await engine())["incomplete_for_s"] == 0.0
+
+
+async def test_ready_tells_once_what_its_replicas_say_of_how_they_work() -> None:
+    bench = ApiBench()
+    remarks = ("bubblewrap: rlimits and a watchdog", "bubblewrap: rlimits and a watchdog", "landlock: cgroups")
+    answers = tuple((f"t{n}", remark) for n, remark in enumerate(remarks))
+    bench.fleet.answers["tools", "probe"] = PartAnswer(answers=answers, faults=())
+    async with bench.client() as client:
+        parts = (await client.get("/readyz")).json()["parts"]
+    assert parts["tools"]["remarks"] == ["bubblewrap: rlimits and a watchdog", "landlock: cgroups"]
+    assert parts["tools"]["ready"]
+    assert parts["engine"]["remarks"] == []
 
 
 async def test_metrics_join_replicas_under_one_family_and_count_programs() -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from agent_program.clock import ManualClock
 from agent_program.errors import EngineUnavailable, InvalidRequest, Overloaded, SandboxUnavailable, Unavailable
+from agent_program.ids import ToolKey
 from agent_program.states import ProgramState
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from deployments.memory_clients import Gate, ScriptedEngine, ScriptedTools, answer, tool_calls
-from deployments.ports import ContextOverflow, ReplicaLost, ToolHostLost, TurnOutcome
+from deployments.ports import ContextOverflow, ReleasedProgram, ReplicaLost, ToolHostLost, TurnOutcome
 from deployments.program import EndReason
 from deployments.program_settings import ProgramSettings
 from deployments.steps import CUT_OFF_NUDGE, INTERRUPTED_OUTPUT
 from support.programs import Bench, limits, spec
+from tool_runtime.tool_call import ToolCall, ToolProgress, ToolResult, ToolStarted
 
 SHELL = tool_calls(("call_1", "shell", {"command": "pytest -q"}))
 FAST = ProgramSettings(retry_s=0.001, engine_wait_s=30.0, store_wait_s=30.0)
@@ -104,6 +107,35 @@ async def test_the_replica_is_told_when_tools_start_and_finish_and_the_next_turn
     assert (await bench.journal.get(bench.program.id)).tool_seconds == 2.5
 
 
+class TellingTools(ScriptedTools):
+    """Tools that say how far they are."""
+
+    async def call(
+        self, call: ToolCall, on_started: Callable[[ToolStarted | ToolProgress], Awaitable[None]]
+    ) -> ToolResult:
+        result = await super().call(call, on_started)
+        await on_started(ToolProgress(call_id=call.call_id, tool_key=ToolKey("x"), progress=1.0, total=4.0))
+        return result
+
+
+async def test_what_a_tool_says_of_its_progress_reaches_the_replica() -> None:
+    engine = ScriptedEngine([SHELL, answer("done")])
+    await Bench(spec(), engine=engine, tools=TellingTools({"shell": ["ok"]})).run()
+    assert [(event.kind, event.tool, event.progress) for event in engine.events] == [
+        (ToolEventKind.STARTED, "pytest", None),
+        (ToolEventKind.PROGRESS, "pytest", 0.25),
+        (ToolEventKind.FINISHED, "pytest", None),
+    ]
+
+
+async def test_progress_of_one_of_several_calls_is_no_progress_of_all() -> None:
+    calls = tool_calls(("a", "shell", {"command": "git log"}), ("b", "read_file", {"path": "x"}))
+    engine = ScriptedEngine([calls, answer("done")])
+    await Bench(spec(), engine=engine, tools=TellingTools({"shell": ["1"], "read_file": ["2"]})).run()
+    told = [(event.tool, event.progress) for event in engine.events if event.kind is ToolEventKind.PROGRESS]
+    assert told == [("git+read_file", None)] * 2
+
+
 async def test_parallel_calls_are_one_wait_under_a_combined_key() -> None:
     engine = ScriptedEngine(
         [tool_calls(("a", "shell", {"command": "git log"}), ("b", "read_file", {"path": "x"})), answer("done")]
@@ -174,6 +206,27 @@ async def test_how_leases_ended_is_counted_once_also_when_the_replica_changes() 
     ends = [step["lease_ends"] for step in await bench.data("turn.finished")]
     assert ends == [{}, {"reused": 1}, {"expired": 1}, {"released": 1}]
     assert (await bench.journal.get(program.id)).leases == {"reused": 1, "expired": 1, "released": 1}
+
+
+@pytest.mark.parametrize(
+    ("replica", "outcomes", "ends"),
+    [
+        ("r1", {"reused": 1, "released": 1}, {"released": 1}),
+        ("another one", {"released": 2}, {"released": 2}),
+    ],
+)
+async def test_how_the_last_lease_ended_is_counted_too(
+    replica: str, outcomes: dict[str, int], ends: dict[str, int]
+) -> None:
+    engine = ScriptedEngine(
+        [answer("done", replica="r1", lease={"outcomes": {"reused": 1}})],
+        released_as=ReleasedProgram(replica=replica, lease_outcomes=outcomes),
+    )
+    bench = Bench(spec(), engine=engine)
+    await bench.run()
+    (ended,) = await bench.data("program.ended")
+    assert ended["lease_ends"] == ends
+    assert (await bench.journal.get(bench.program.id)).leases == {"reused": 1, **ends}
 
 
 # Limits

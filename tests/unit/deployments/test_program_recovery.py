@@ -16,7 +16,8 @@ from deployments.memory_journal import MemoryJournal
 from deployments.ports import ReplicaLost, TurnOutcome
 from deployments.program import EndReason, new_record
 from deployments.program_settings import ProgramSettings
-from deployments.steps import INTERRUPTED_OUTPUT, apply_to_record
+from deployments.record_steps import apply_to_record
+from deployments.steps import INTERRUPTED_OUTPUT
 from support.programs import Bench, spec
 
 SHELL = tool_calls(("call_1", "shell", {"command": "pytest -q"}))

@@ -80,6 +80,19 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("negative seconds", {"input": "x", "limits": {"max_seconds": -0.5}}, "limits.max_seconds", "invalid_request"),
     ("limits that are no object", {"input": "x", "limits": 3}, "limits", "invalid_request"),
     ("an input that is no text", {"input": 3}, "input", "invalid_request"),
+    ("an empty input", {"input": ""}, "input", "invalid_request"),
+    ("an input of white space", {"input": " \n\t"}, "input", "invalid_request"),
+    ("empty instructions", {"input": "x", "instructions": " "}, "instructions", "invalid_request"),
+    ("an empty message", {"messages": [{"role": "user", "content": " "}]}, "messages.0.content", "invalid_request"),
+    ("a message without content", {"messages": [{"role": "user"}]}, "messages.0.content", "invalid_request"),
+    ("content of no parts", {"messages": [{"role": "user", "content": []}]}, "messages.0.content", "invalid_request"),
+    (
+        "content that is a number",
+        {"messages": [{"role": "user", "content": 7}]},
+        "messages.0.content",
+        "invalid_request",
+    ),
+    ("a tool's output missing", {"messages": [{"role": "tool"}]}, "messages.0.content", "invalid_request"),
     ("no messages", {"messages": []}, "messages", "invalid_request"),
     ("a message that is no object", {"messages": ["hi"]}, "messages.0", "invalid_request"),
     ("an unknown role", {"messages": [{"role": "boss", "content": "x"}]}, "messages.0.role", "invalid_request"),
@@ -375,3 +388,60 @@ async def test_no_more_event_streams_are_open_than_allowed() -> None:
         await client.post("/v1/programs/a/cancel")
         await first
         assert (await client.get("/v1/programs/a/events")).status_code == 200
+
+
+# Polling, and going on with a program that has ended
+
+
+async def test_a_read_is_tagged_and_not_sent_again_while_nothing_has_changed() -> None:
+    bench = ApiBench()
+    async with bench.client() as client:
+        await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
+        for path in ("/v1/programs/a", "/v1/programs/a?include=journal", "/v1/programs"):
+            first = await client.get(path)
+            tag = first.headers["etag"]
+            for known in (tag, f"W/{tag}", f'"old", {tag}', "*"):
+                again = await client.get(path, headers={"If-None-Match": known})
+                assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+            assert (await client.get(path, headers={"If-None-Match": '"old"'})).json() == first.json()
+        tag = (await client.get("/v1/programs/a")).headers["etag"]
+        await client.post("/v1/programs/a/cancel")
+        changed = await client.get("/v1/programs/a", headers={"If-None-Match": tag})
+    assert (changed.status_code, changed.json()["state"]) == (200, "cancelled")
+
+
+async def test_a_program_goes_on_with_the_conversation_and_the_tools_of_one_that_ended() -> None:
+    bench = ApiBench()
+    engine = ScriptedEngine([tool_calls(("c", "shell", {"command": "ls"})), answer("Two files."), answer("Bye.")])
+    async with bench.client() as client:
+        first = {**SUBMISSION, "program_id": "a", "instructions": "Be brief."}
+        await client.post("/v1/programs", json=first)
+        early = await client.post("/v1/programs", json={"previous_program_id": "a", "input": "And now?"})
+        assert (early.status_code, error_of(early)["code"]) == (409, "illegal_state")
+        await bench.run_one(engine, ScriptedTools({"shell": ["a.txt b.txt"]}))
+        body = {"previous_program_id": "a", "program_id": "b", "input": "And now?"}
+        assert (await client.post("/v1/programs", json=body)).json()["tools"] == ["shell"]
+        await bench.run_one(engine)
+    before, after = engine.bodies[1], engine.bodies[2]
+    conversation = [*before["messages"], {"role": "assistant", "content": "Two files."}]
+    assert after["messages"] == [*conversation, {"role": "user", "content": "And now?"}]
+    assert after["tools"] == before["tools"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"previous_program_id": "nobody", "input": "x"}, 404),
+        ({"previous_program_id": "../x", "input": "x"}, 400),
+        ({"previous_program_id": 7, "input": "x"}, 400),
+        ({"previous_program_id": "a", "input": "x", "instructions": "Be long."}, 400),
+    ],
+)
+async def test_going_on_with_what_is_not_there_is_refused(body: dict[str, Any], status: int) -> None:
+    bench = ApiBench()
+    async with bench.client() as client:
+        await client.post("/v1/programs", json={**SUBMISSION, "program_id": "a"})
+        await client.post("/v1/programs/a/cancel")
+        response = await client.post("/v1/programs", json=body)
+    assert response.status_code == status
+    assert error_of(response)["type"] == "invalid_request_error"

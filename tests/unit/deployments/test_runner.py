@@ -19,7 +19,6 @@ from deployments.program_settings import ProgramSettings
 from deployments.runner import ProgramRunner
 from support.programs import spec
 from support.waiting import wait_for_async
-from tool_runtime.registry import BUILTIN_TOOLS
 
 QUICK = ProgramSettings(lease_s=0.3, poll_s=0.05, retry_s=0.01)
 
@@ -33,7 +32,6 @@ def runner(journal: MemoryJournal, engine: ScriptedEngine, **settings: Any) -> P
         journal=journal,
         engine=engine,
         tools=ScriptedTools(),
-        tool_specs=BUILTIN_TOOLS,
         clock=SystemClock(),
         settings=QUICK.model_copy(update=settings),
     )
