@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check unit integration adversarial fmt lock clean
+.PHONY: help setup demo serve test check unit integration adversarial conformance nightly compare fmt lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,19 @@ integration: setup ## the tests with real parts
 
 adversarial: setup ## the tests that attack it
 	$(PYTEST) tests/adversarial
+
+conformance: setup ## vLLM's own scheduler tests on every preset (fetches vLLM's sources; a quarter of an hour)
+	$(BIN)/python scripts/conformance.py --out build/conformance.json
+
+SEEDS ?= 10000
+nightly: setup ## random programs on the real scheduler, SEEDS of them (half an hour)
+	PYTHONPATH=tests $(BIN)/python -m support.random_runs --seeds $(SEEDS)
+
+# Every run is stored under all that it depends on: a second `make compare` goes on where the first one stopped.
+JOBS ?= 2
+compare: setup ## every preset over workloads, loads, GPUs and tiers in virtual time (hours); then docs/benchmarks.md
+	$(BIN)/python -m benchmarks.compare --matrix full --jobs $(JOBS) --out benchmarks/results/matrix.json
+	$(BIN)/python -m benchmarks.docs_page
 
 fmt: setup ## format, and fix what can be fixed mechanically
 	$(BIN)/ruff check --fix-only --quiet .

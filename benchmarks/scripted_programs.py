@@ -72,6 +72,18 @@ class WorkloadShape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TurnRun:
+    """What one turn saw; times are the client's clock's."""
+
+    sent_s: float
+    first_token_s: float
+    ended_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramRun:
     """What one program saw."""
 
@@ -83,6 +95,7 @@ class ProgramRun:
     #: Prompt tokens of later turns that the previous turn already held and that were computed again.
     recomputed_tokens: int
     reused_tokens: int
+    turns: tuple[TurnRun, ...] = ()
 
 
 class Replica(Protocol):
@@ -92,7 +105,7 @@ class Replica(Protocol):
 
     async def tool_event(self, event: ToolEvent) -> None: ...
 
-    async def release_program(self, program_id: str) -> None: ...
+    async def release_program(self, program_id: str) -> object: ...
 
 
 def draw_programs(shape: WorkloadShape, *, seed: int) -> list[ScriptedProgram]:
@@ -158,6 +171,7 @@ async def _play_one(program: ScriptedProgram, replica: Replica, *, model: str, c
     prompt = cached = recomputed = reused = context = 0
     last_tool: ToolKey | None = None
     last_tool_s: float | None = None
+    turns: list[TurnRun] = []
     for position, turn in enumerate(program.turns):
         messages.append({"role": "user", "content": " ".join(rng.choices(_WORDS, k=turn.new_words))})
         is_last = position == len(program.turns) - 1
@@ -168,7 +182,18 @@ async def _play_one(program: ScriptedProgram, replica: Replica, *, model: str, c
             last_tool=last_tool,
             last_tool_s=last_tool_s,
         )
+        sent_s = clock.now_s()
         text, first_s, closed = await _turn(replica, _body(model, messages, turn), hints, clock)
+        turns.append(
+            TurnRun(
+                sent_s=sent_s,
+                first_token_s=first_s,
+                ended_s=clock.now_s(),
+                prompt_tokens=closed.prompt_tokens,
+                output_tokens=closed.output_tokens,
+                cached_tokens=closed.cached_tokens,
+            )
+        )
         first_token_s = first_token_s or first_s - arrived_s
         messages.append({"role": "assistant", "content": text})
         prompt, cached = prompt + closed.prompt_tokens, cached + closed.cached_tokens
@@ -188,6 +213,7 @@ async def _play_one(program: ScriptedProgram, replica: Replica, *, model: str, c
         cached_tokens=cached,
         recomputed_tokens=recomputed,
         reused_tokens=reused,
+        turns=tuple(turns),
     )
 
 

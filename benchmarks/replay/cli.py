@@ -1,6 +1,6 @@
 """`continuum replay`: what the presets would change for your programs, on a GPU that need not be there.
 
-    continuum replay swebench                                   a generator, with the defaults: under a minute
+    continuum replay                                            a generated workload, with the defaults: under a minute
     continuum replay my_trace.jsonl --gpu a100 --load 0.5,1,3   a trace of your own
 
 Only what the options need is imported before a run starts: help and wrong arguments cost no engine.
@@ -8,43 +8,46 @@ Only what the options need is imported before a run starts: help and wrong argum
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from agent_program.errors import PlatformError
-from benchmarks.replay.comparison import BASELINE, Row, points_under_pressure, rows_of, summarize_ratios
+from benchmarks.replay import cli_values
+from benchmarks.replay.comparison import Row, paired_ratios, ratios, rows_of
 from benchmarks.replay.hardware import GPUS, MODELS
-from benchmarks.replay.hardware import gpu as find_gpu
+from benchmarks.replay.output import baseline_of, document, uncalibrated, verdict, write_results
+from deployments.cli_support import ExitCode, err, fail, out
+from engine_replicas.config import SchedulingPreset
 
 if TYPE_CHECKING:
-    from benchmarks.replay.sweep import Task
+    from benchmarks.replay.sweep import Done, Task
     from benchmarks.replay.vllm_config import EngineShape
 
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+#: What is replayed without a trace: the paper's SWE-Bench programs.
+DEFAULT_WORKLOAD = "swebench"
 
 
 def replay_command(
-    trace: Annotated[str, typer.Argument(help="A trace file or directory of any known format, or a generator's name.")],
+    trace: Annotated[
+        str, typer.Argument(help="A trace file or directory of any known format, or a generator's name.")
+    ] = DEFAULT_WORKLOAD,
     gpu: Annotated[str, typer.Option(help=f"One of {', '.join(GPUS)}.")] = "h100",
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "llama-3.1-8b",
     tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="GPUs a replica.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="Engine replicas.")] = 1,
     presets: Annotated[
         str,
-        typer.Option(help="Comma-separated: presets, program_fcfs, static:SECONDS, stock (vLLM's class), clairvoyant."),
-    ] = "vllm,continuum",
-    load: Annotated[str, typer.Option(help="Comma-separated arrival rates; 1 keeps the GPU just busy.")] = "0.5,1,3",
+        typer.Option(
+            help=f"Comma-separated: {', '.join(SchedulingPreset)}, program_fcfs, static:SECONDS, stock (vLLM's class), "
+            "clairvoyant, or any of them with settings: continuum+ordering=fcfs."
+        ),
+    ] = ",".join(SchedulingPreset),
+    load: Annotated[str, typer.Option(help="Comma-separated arrival rates; 1 keeps the GPU just busy.")] = "0.5,1,2",
     rate: Annotated[float | None, typer.Option(help="Programs per second, instead of --load.")] = None,
     concurrency: Annotated[
         int | None, typer.Option(help="A closed loop of this many programs, instead of --load.")
@@ -53,14 +56,26 @@ def replay_command(
         bool, typer.Option("--recorded", help="The trace's own arrival times, instead of --load.")
     ] = False,
     bursty: Annotated[bool, typer.Option("--bursty", help="Arrivals in bursts instead of Poisson.")] = False,
-    programs: Annotated[int, typer.Option(min=1, help="Programs a run.")] = 100,
+    programs: Annotated[int, typer.Option(min=1, help="Programs a run.")] = 24,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with seeds 1, 2, …; paired across presets.")] = 1,
     kv_tokens: Annotated[
         int | None, typer.Option(min=1024, help="Size of the KV cache, if not all of the GPU's.")
     ] = None,
-    dram_gb: Annotated[float | None, typer.Option("--dram-gb", help="Host memory that KV is offloaded to.")] = None,
-    dram_gbps: Annotated[
-        float | None, typer.Option("--dram-gbps", help="Its rate in GB/s; the GPU's host link by default.")
+    offload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"A tier that KV is offloaded to: {cli_values.OFFLOAD_FORM}, the GPU's host link's by default (200, dram:200@45). "
+            "Repeat for the tier below."
+        ),
+    ] = None,
+    declared: Annotated[
+        str, typer.Option(help="How programs declare their remaining turns: none, exact, within_30_percent, …")
+    ] = "none",
+    lose: Annotated[
+        list[str] | None, typer.Option(help=f"A replica that dies, {cli_values.LOSS_FORM}. Repeat for several.")
+    ] = None,
+    slow: Annotated[
+        list[str] | None, typer.Option(help=f"A replica that is slower, {cli_values.SLOW_FORM}. Repeat for several.")
     ] = None,
     scale: Annotated[float, typer.Option(min=0.001, help="Multiply every token count.")] = 1.0,
     tool_scale: Annotated[float, typer.Option(min=0.0, help="Multiply every tool time.")] = 1.0,
@@ -72,87 +87,54 @@ def replay_command(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run everything anew.")] = False,
-    output: Annotated[Path | None, typer.Option("--out", help="Directory for JSON and CSV.")] = None,
+    csv_directory: Annotated[Path | None, typer.Option("--csv", help="Directory for CSV and JSON files.")] = None,
+    html: Annotated[Path | None, typer.Option(help="File for a report with plots, that needs no other file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Replay programs in virtual time on vLLM's real scheduler, and compare presets."""
+    """Replay programs in virtual time on vLLM's real scheduler, and compare presets. Needs no GPU."""
     try:
         tasks = _tasks(
             trace=trace,
             trace_format=trace_format,
             scale=scale,
-            presets=presets.split(","),
-            loads=_arrivals(load, rate=rate, concurrency=concurrency, is_recorded=recorded, is_bursty=bursty),
+            presets=[preset.strip() for preset in presets.split(",")],
+            loads=cli_values.arrivals(load, rate=rate, concurrency=concurrency, is_recorded=recorded, is_bursty=bursty),
             seeds=seeds,
-            durations=_read_durations(durations),
+            durations=cli_values.read_durations(durations),
             cell={
                 "gpu": gpu,
                 "model": model,
                 "tensor_parallel": tensor_parallel,
                 "replicas": replicas,
                 "programs": programs,
-                "shape": _shape(gpu, tensor_parallel, kv_tokens=kv_tokens, dram_gb=dram_gb, dram_gbps=dram_gbps),
                 "tool_time_scale": tool_scale,
+                "shape": _shape(kv_tokens, offload or (), tensor_parallel, gpu),
+                "declared": cli_values.declared_turns(declared),
+                "losses": cli_values.losses(lose or ()),
+                "slow": cli_values.slow_replicas(slow or ()),
             },
         )
-        results = _run(tasks, jobs=jobs, use_cache=not no_cache, quiet=as_json)
+        finished = _run(tasks, jobs=jobs, use_cache=not no_cache, quiet=as_json)
     except PlatformError as error:
-        err.print("error:", style="bold red", end=" ")
-        err.print(error.message, markup=False)
-        raise typer.Exit(2) from error
+        raise fail(ExitCode.USAGE, error.message, as_json=as_json) from error
+    results = [done.result for done in finished]
     rows = rows_of(results)
-    if output is not None:
-        write_results(output, results, rows)
+    if csv_directory is not None:
+        write_results(csv_directory, results, rows)
+    if html is not None:
+        _write_report(html, results, rows)
     if as_json:
-        out.file.write(json.dumps(_document(results, rows), sort_keys=True) + "\n")
+        out.file.write(json.dumps(document(results, rows), sort_keys=True) + "\n")
     else:
-        _print(results, rows, tasks[0].cell.policy.name)
+        _print(finished, rows)
 
 
-def _arrivals(
-    load: str, *, rate: float | None, concurrency: int | None, is_recorded: bool, is_bursty: bool
-) -> list[tuple[float | None, Any]]:
-    from benchmarks.replay.workload import ArrivalKind, Arrivals
-
-    if sum((rate is not None, concurrency is not None, is_recorded)) > 1:
-        raise typer.BadParameter("--rate, --concurrency and --recorded exclude each other")
-    kind = ArrivalKind.BURSTY if is_bursty else ArrivalKind.POISSON
-    if rate is not None:
-        return [(None, Arrivals(kind=kind, rate_per_s=rate))]
-    if concurrency is not None:
-        return [(None, Arrivals(kind=ArrivalKind.CLOSED, concurrency=concurrency))]
-    if is_recorded:
-        return [(None, Arrivals(kind=ArrivalKind.RECORDED))]
-    try:
-        loads = [float(part) for part in load.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"{load!r} is not a list of numbers", param_hint="--load") from error
-    if min(loads) <= 0:
-        raise typer.BadParameter("a load is above 0", param_hint="--load")
-    return [(value, Arrivals(kind=kind, rate_per_s=1.0)) for value in loads]
-
-
-def _shape(
-    gpu_name: str, degree: int, *, kv_tokens: int | None, dram_gb: float | None, dram_gbps: float | None
-) -> EngineShape:
-    from benchmarks.replay.offload import Tier
+def _shape(kv_tokens: int | None, offload: Sequence[str], degree: int, gpu_name: str) -> EngineShape:
+    tiers = cli_values.tiers(offload, degree, gpu_name)
+    # Loads vLLM, which a wrong option above need not wait for.
     from benchmarks.replay.vllm_config import EngineShape
 
-    rate = degree * find_gpu(gpu_name).host_link_bytes_per_s if dram_gbps is None else 1e9 * dram_gbps
-    tiers = () if dram_gb is None else (Tier(name="dram", capacity_bytes=1e9 * dram_gb, bytes_per_s=rate),)
     return EngineShape(kv_tokens=kv_tokens, offload=tiers)
-
-
-def _read_durations(path: Path | None) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    if path is None:
-        return ()
-    try:
-        table = json.loads(path.read_text())
-        return tuple((str(tool), tuple(sorted(float(value) for value in values))) for tool, values in table.items())
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise typer.BadParameter(
-            f"{path} is not a JSON object of tool: [seconds, …]", param_hint="--durations"
-        ) from error
 
 
 def _tasks(
@@ -161,7 +143,7 @@ def _tasks(
     trace_format: str | None,
     scale: float,
     presets: Sequence[str],
-    loads: Sequence[tuple[float | None, Any]],
+    loads: Sequence[cli_values.LoadedArrivals],
     seeds: int,
     durations: tuple[tuple[str, tuple[float, ...]], ...],
     cell: Mapping[str, Any],
@@ -175,7 +157,7 @@ def _tasks(
             source=Source(name=trace, format_name=trace_format, scale=scale),
             cell=Cell(
                 **cell,
-                policy=Policy.named(preset.strip()),
+                policy=Policy.named(preset),
                 seed=seed,
                 load=load,
                 arrivals=arrivals,
@@ -189,108 +171,87 @@ def _tasks(
     ]
 
 
-def _run(tasks: Sequence[Task], *, jobs: int, use_cache: bool, quiet: bool) -> list[dict[str, Any]]:
-    from benchmarks.replay.sweep import ResultCache, run_sweep
+def _run(tasks: Sequence[Task], *, jobs: int, use_cache: bool, quiet: bool) -> list[Done]:
+    from benchmarks.replay.progress import follow
+    from benchmarks.replay.sweep import ResultCache
 
-    results: dict[int, dict[str, Any]] = {}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as progress:
-        bar = progress.add_task("replaying", total=len(tasks))
-        for done in run_sweep(tasks, cache_in=ResultCache.default() if use_cache else None, jobs=jobs):
-            results[done.index] = done.result
-            progress.update(bar, advance=1, description=f"{done.result['policy']} at load {done.result['load'] or '-'}")
-    return [results[index] for index in sorted(results)]
+    finished = follow(tasks, cache_in=ResultCache.default() if use_cache else None, jobs=jobs, quiet=quiet)
+    return [finished[index] for index in sorted(finished)]
 
 
-def _document(results: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> dict[str, Any]:
-    pressed = points_under_pressure(rows)
-    bulky = {"by_program", "occupancy"}
-    return {
-        "points": [{**asdict(row), "under_pressure": row.point in pressed} for row in rows],
-        "runs": [{key: value for key, value in result.items() if key not in bulky} for result in results],
-        "summary": summarize_ratios(rows),
-    }
+def _write_report(path: Path, results: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> None:
+    try:
+        from benchmarks.replay.html_report import write_report
+    except ModuleNotFoundError as error:
+        raise fail(
+            ExitCode.FAILED,
+            f"a report needs {error.name}, which is not installed: the extra `report` brings it",
+            as_json=False,
+        ) from error
+    write_report(path, results, rows)
+    err.print(f"report: {path}", markup=False)
 
 
-def write_results(directory: Path, results: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> None:
-    """Write `replay.json` (everything), `comparison.csv` and `programs.csv`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    document = {**_document(results, rows), "runs": list(results)}
-    (directory / "replay.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-    _write_csv(directory / "comparison.csv", [asdict(row) for row in rows])
-    _write_csv(
-        directory / "programs.csv",
-        [
-            {"policy": result["policy"], "load": result["load"], "seed": result["seed"], **program}
-            for result in results
-            for program in result["by_program"]
-        ],
-    )
-
-
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def _print(results: Sequence[Mapping[str, Any]], rows: Sequence[Row], first_policy: str) -> None:
+def _print(finished: Sequence[Done], rows: Sequence[Row]) -> None:
+    results = [done.result for done in finished]
     first = results[0]
     left_out = ", ".join(f"{count} {reason}" for reason, count in first["left_out"].items())
+    tier = "" if first["tier"] == "none" else f", offload to {first['tier']}"
     out.print(
-        f"{first['workload']}: {first['programs']} programs, {first['turns']} turns on {first['deployment']}"
-        + (f"; left out: {left_out}" if left_out else ""),
+        f"{first['workload']}: {first['programs']} programs, {first['turns']} turns on {first['replicas']} × "
+        f"{first['deployment']}{tier}" + (f"; left out: {left_out}" if left_out else ""),
         markup=False,
     )
-    for reason in first["uncalibrated_because"]:
-        out.print(f"  uncalibrated: {reason}", style="yellow", markup=False)
-    baseline = BASELINE if any(row.policy == BASELINE for row in rows) else first_policy
-    means = {row.point: row.completion_mean_s for row in rows if row.policy == baseline}
+    for reasons in uncalibrated(results).values():
+        out.print(f"  uncalibrated: {'; '.join(reasons)}", style="yellow", markup=False)
+    out.print(_table(results, rows))
+    out.print(verdict(rows), markup=False)
+    out.print(_speed(finished), style="dim", markup=False)
+
+
+def _table(results: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Table:
+    baseline = baseline_of(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("load", "preset"):
         table.add_column(name, no_wrap=True)
-    for name in ("mean s", f"vs {baseline}", "P50", "P95", "P99", "1st token P99", "KV reused", "slowdown"):
+    over = f"over {baseline}"
+    for name in ("mean s", over, "P50", "P95", "P99", "1st token P99", "programs/s", "KV reused", "slowdown"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        ratio = row.completion_mean_s / means[row.point] if means.get(row.point) else 1.0
+        ratio = ratios(rows, row.policy, baseline).get(row.point)
+        spread = _spread_over_seeds(results, row, baseline)
         table.add_row(
             row.load,
             row.policy,
             f"{row.completion_mean_s:.1f}",
-            f"{ratio:.2f}x",
+            ("" if ratio is None else f"{ratio:.2f}x") + spread,
             f"{row.completion_p50_s:.1f}",
             f"{row.completion_p95_s:.1f}",
             f"{row.completion_p99_s:.1f}",
             f"{row.first_token_p99_s:.2f}",
+            f"{row.programs_per_s:.3f}",
             f"{row.reused_fraction:.0%}",
             f"{row.slowdown_max:.1f}x",
         )
-    out.print(table)
-    out.print(_verdict(rows, baseline), markup=False)
+    return table
 
 
-def _verdict(rows: Sequence[Row], baseline: str) -> str:
-    """One sentence on what changes, at the load where it changes most."""
-    means = {row.point: row.completion_mean_s for row in rows if row.policy == baseline}
-    others = [
-        (row.completion_mean_s / means[row.point], row)
-        for row in rows
-        if row.policy != baseline and means.get(row.point)
-    ]
-    if not others:
-        return "One policy only: nothing to compare."
-    ratio, row = min(others, key=lambda pair: pair[0])
-    if ratio > 0.98:
-        return f"No preset ends programs noticeably earlier than {baseline} here."
+def _spread_over_seeds(results: Sequence[Mapping[str, Any]], row: Row, baseline: str) -> str:
+    """The smallest and largest ratio of paired runs, where there are several."""
+    if row.seeds < 2 or row.policy == baseline:
+        return ""
+    found = paired_ratios(results, row, baseline)
+    return f" ({min(found):.2f}–{max(found):.2f})" if found else ""
+
+
+def _speed(finished: Sequence[Done]) -> str:
+    cpu_s = sum(done.wall_s for done in finished)
+    steps = sum(done.result["steps"] for done in finished)
+    simulated_s = sum(done.result["makespan_s"] for done in finished)
+    stored = sum(done.was_cached for done in finished)
     return (
-        f"{row.policy} ends programs {1 / ratio:.2f} times as fast as {baseline} at load {row.load}: "
-        f"{row.reused_fraction:.0%} of the KV is reused."
+        f"{len(finished)} runs, {stored} of them stored before: {steps / max(1e-9, cpu_s):,.0f} steps and "
+        f"{simulated_s / max(1e-9, cpu_s):,.0f} simulated seconds per second of one core."
     )
 
 

@@ -15,24 +15,32 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from agent_program.errors import InvalidRequest
 from benchmarks.replay.alone import alone_s, saturation_rate_per_s
-from benchmarks.replay.clairvoyant import Oracle, OracleCalls, clairvoyant_policies
+from benchmarks.replay.clairvoyant import Foresight, Oracle, OracleCalls, clairvoyant_policies
 from benchmarks.replay.clock import VirtualClock
-from benchmarks.replay.control import NoControl, UtilityCalls
+from benchmarks.replay.control import NoControl, SchedulerControl, UtilityCalls
+from benchmarks.replay.faults import ReplicaLoss, SlowedStepTime, SlowReplica, check_faults
+from benchmarks.replay.figures import occupancy_row, program_row, summarize, ttl_rows
 from benchmarks.replay.hardware import Deployment, gpu, model
-from benchmarks.replay.records import RunRecord, occupancy_row, program_row, summarize
-from benchmarks.replay.simulation import Placement, Replica, SchedulerControl, Simulation
+from benchmarks.replay.records import RunRecord
+from benchmarks.replay.replica import Replica
+from benchmarks.replay.simulation import Simulation
 from benchmarks.replay.step_time import RooflineStepTime, StepTimeModel
 from benchmarks.replay.trace import Trace
 from benchmarks.replay.vllm_config import EngineShape, context_tokens
 from benchmarks.replay.vllm_engine import ReplayEngine
-from benchmarks.replay.workload import ArrivalKind, Arrivals, ToolTimes, Workload, build_workload
+from benchmarks.replay.workload import ArrivalKind, Arrivals, DeclaredTurns, ToolTimes, Workload, build_workload
+from continuum_router.config import RouterSettings
 from engine_replicas.config import SchedulingSettings
 from engine_replicas.vllm_scheduler import make_scheduler
 
 #: vLLM's own scheduler class, untouched: what the `vllm` preset must equal.
 STOCK = "stock"
-#: Knows the future; see `clairvoyant.py`.
-CLAIRVOYANT = "clairvoyant"
+#: Policies that know the future (see `clairvoyant.py`), and which halves of it each uses.
+CLAIRVOYANT = {
+    "clairvoyant": Foresight(order=True, retention=True),
+    "clairvoyant_order": Foresight(order=True, retention=False),
+    "clairvoyant_retention": Foresight(order=False, retention=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,20 +51,25 @@ class Policy:
     #: Settings of our scheduler, as production would be given them; None runs vLLM's own class.
     scheduling: Mapping[str, Any] | None
 
+    @property
+    def foresight(self) -> Foresight | None:
+        """What it knows of the future; None for policies that could run in production."""
+        return CLAIRVOYANT.get(self.name.split("+")[0])
+
     @classmethod
     def named(cls, name: str) -> Policy:
         """A preset, `program_fcfs` (the paper's order without retention), `static:SECONDS` (a fixed time to live in the
-        paper's order), `stock` or `clairvoyant`.
+        paper's order), `stock`, or `clairvoyant`, `clairvoyant_order` and `clairvoyant_retention`. Settings of the scheduler
+        may follow: `continuum+ordering=fcfs+ttl_max_s=60`.
 
         Raises:
-            InvalidRequest: nothing of that name.
+            InvalidRequest: nothing of that name, or no such setting.
         """
         if name == STOCK:
             return cls(name=name, scheduling=None)
-        if name == CLAIRVOYANT:
-            return cls(name=name, scheduling={"preset": "continuum"})
+        base, *overrides = name.split("+")
         try:
-            scheduling = _scheduling(name)
+            scheduling = _scheduling("adaptive" if base in CLAIRVOYANT else base) | _overrides(overrides)
             SchedulingSettings.model_validate(scheduling)
         except ValueError as error:
             raise InvalidRequest(f"unknown policy {name!r}: {error}", param="presets") from error
@@ -70,6 +83,16 @@ def _scheduling(name: str) -> dict[str, Any]:
     if name == "program_fcfs":
         return {"preset": "vllm", "ordering": "program_fcfs"}
     return {"preset": name}
+
+
+def _overrides(settings: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator:
+            raise ValueError(f"{setting!r} is not of the form setting=value")
+        found[key] = value
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +112,12 @@ class Cell:
     arrivals: Arrivals | None = None
     tool_times: ToolTimes = ToolTimes.RECORDED
     tool_time_scale: float = 1.0
+    declared: DeclaredTurns = DeclaredTurns.NONE
     shape: EngineShape = field(default_factory=EngineShape)
+    #: Settings of the router, as production would be given them.
+    router: Mapping[str, Any] = field(default_factory=dict)
+    losses: tuple[ReplicaLoss, ...] = ()
+    slow: tuple[SlowReplica, ...] = ()
     jump: bool = True
 
     @property
@@ -111,6 +139,8 @@ class CellResult:
     #: Programs of the trace that cannot run on this deployment.
     left_out: tuple[tuple[str, int], ...]
     run: RunRecord
+    #: What the step times come from.
+    step_time_label: str
 
     def to_dict(self, *, with_rows: bool = False) -> dict[str, Any]:
         """Plain data for JSON: the cell, its labels, its figures; rows by program and over time on request."""
@@ -119,7 +149,9 @@ class CellResult:
             "policy": cell.policy.name,
             "deployment": deployment.label,
             "uncalibrated_because": list(deployment.uncalibrated_because),
+            "step_time_label": self.step_time_label,
             "replicas": cell.replicas,
+            "declared": cell.declared.value,
             "load": cell.load,
             "rate_per_s": self.rate_per_s,
             "seed": cell.seed,
@@ -130,7 +162,8 @@ class CellResult:
         if with_rows:
             out["by_program"] = [program_row(program) for program in self.run.programs]
             out["occupancy"] = [occupancy_row(sample) for sample in self.run.occupancy]
-            out["scheduler"] = list(self.run.scheduler_stats)
+            out["ttl_rows"] = ttl_rows(self.run.programs)
+            out["scheduler"] = [dict(replica.scheduler_stats) for replica in self.run.replicas]
         return out
 
 
@@ -140,7 +173,6 @@ def run_cell(
     *,
     step_time: StepTimeModel | None = None,
     durations: Mapping[str, Sequence[float]] | None = None,
-    placement: Placement | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CellResult:
     """Run one cell.
@@ -151,26 +183,44 @@ def run_cell(
         durations: measured tool times by class, for cells that resample them.
 
     Raises:
-        InvalidRequest: a cell that contradicts itself, or a trace with no program that fits.
+        InvalidRequest: a cell that contradicts itself, faults that cannot happen, settings that do not exist, or a trace with
+            no program that fits.
         ReplayStalled: the scheduler under test stops making progress.
     """
+    check_faults(cell.replicas, cell.losses, cell.slow)
     times = step_time or RooflineStepTime(cell.deployment)
     fitting = trace.within(context_tokens(cell.deployment, cell.shape))
     if not fitting.programs:
         raise InvalidRequest(f"no program of {trace.name} fits {cell.kv_tokens} tokens of KV", param="trace")
     workload, rate_per_s = _workload(cell, fitting, times, durations)
     clock = VirtualClock()
-    replicas = [_replica(cell, times, clock, workload) for _ in range(cell.replicas)]
+    oracle = None
+    if cell.policy.foresight is not None:
+        oracle = Oracle(workload.programs, times, cell.shape.max_batched_tokens)
+    replicas = [_replica(cell, index, times, clock, oracle) for index in range(cell.replicas)]
     simulation = Simulation(
         workload=workload,
         replicas=replicas,
         clock=clock,
         block_size=cell.shape.block_size,
         alone_s=partial(alone_s, step_time=times, chunk_tokens=cell.shape.max_batched_tokens),
-        placement=placement,
+        router=_router_settings(cell),
+        losses=cell.losses,
         on_progress=on_progress,
     )
-    return CellResult(cell=cell, rate_per_s=rate_per_s, left_out=fitting.left_out, run=simulation.run())
+    try:
+        run = simulation.run()
+    finally:
+        for replica in replicas:
+            replica.engine.close()
+    return CellResult(cell=cell, rate_per_s=rate_per_s, left_out=fitting.left_out, run=run, step_time_label=times.label)
+
+
+def _router_settings(cell: Cell) -> RouterSettings:
+    try:
+        return RouterSettings.model_validate(cell.router)
+    except ValueError as error:
+        raise InvalidRequest(f"settings of the router: {error}", param="router") from error
 
 
 def saturation_rate(cell: Cell, trace: Trace, step_time: StepTimeModel | None = None) -> float:
@@ -201,19 +251,19 @@ def _workload(
         tool_times=cell.tool_times,
         durations=durations,
         tool_time_scale=cell.tool_time_scale,
+        declared=cell.declared,
     )
     return workload, arrivals.rate_per_s if arrivals.kind in (ArrivalKind.POISSON, ArrivalKind.BURSTY) else None
 
 
-def _replica(cell: Cell, times: StepTimeModel, clock: VirtualClock, workload: Workload) -> Replica:
-    policy = cell.policy
+def _replica(cell: Cell, index: int, times: StepTimeModel, clock: VirtualClock, oracle: Oracle | None) -> Replica:
+    policy, slow_factor = cell.policy, 1.0
+    for slow in cell.slow:
+        if slow.replica == index:
+            times, slow_factor = SlowedStepTime(times, slow, clock), slow_factor * slow.factor
     make: Callable[..., Scheduler] = Scheduler if policy.scheduling is None else partial(make_scheduler, clock=clock)
-    oracle = None
-    if policy.name == CLAIRVOYANT:
-        oracle = Oracle(workload.programs, times, cell.shape.max_batched_tokens)
-        policies = partial(
-            clairvoyant_policies, oracle=oracle, step_time=times, chunk_tokens=cell.shape.max_batched_tokens
-        )
+    if oracle is not None:
+        policies = partial(clairvoyant_policies, oracle=oracle, foresight=policy.foresight or Foresight())
         make = partial(make_scheduler, clock=clock, policies=policies)
     engine = ReplayEngine(
         deployment=cell.deployment,
@@ -224,9 +274,9 @@ def _replica(cell: Cell, times: StepTimeModel, clock: VirtualClock, workload: Wo
         additional_config={} if policy.scheduling is None else {"continuum": dict(policy.scheduling)},
         jump=cell.jump,
     )
-    control: SchedulerControl = NoControl()
+    control: SchedulerControl = NoControl(engine.scheduler)
     if oracle is not None:
         control = OracleCalls(engine.scheduler, oracle)
     elif policy.scheduling is not None:
         control = UtilityCalls(engine.scheduler)
-    return Replica(engine=engine, control=control)
+    return Replica(engine=engine, control=control, slow_factor=slow_factor)

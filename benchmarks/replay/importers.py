@@ -8,28 +8,30 @@
 | `weka` | `.json`, or a directory of them | kv-cache-tester: requests with block hashes, sub-agents nested |
 | `mooncake` | `.jsonl` | requests with 512-token block hashes; sessions are put together from shared blocks |
 | `tracelab` | `.csv` | one round a row, with prefix length and tool wait |
+| `journal` | `.jsonl` | what `continuum programs export` writes of this platform's own programs |
 
 What a format does not say is left unknown (`tool_s` null), except where it has time stamps only: then the wait is the time
-between two requests, less the recorded time of the API where there is one, and so an upper bound.
+between two requests, less the recorded time of the API where there is one, and so an upper bound. What is not of its format is
+refused with the name of the file and the number of the line, request or message.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agent_program.errors import InvalidRequest
+from benchmarks.replay.import_journal import read_journal
+from benchmarks.replay.import_rows import Row, continued, json_document, json_lines, place, turn_row
 from benchmarks.replay.trace import USER_WAIT, Program, Trace, load_trace, program_from_dict
 from tool_runtime.tool_key import combine, tool_key
 
 MOONCAKE_BLOCK_TOKENS = 512
-
-Row = dict[str, Any]
 
 
 def import_trace(path: Path, *, format_name: str | None = None) -> Trace:
@@ -45,10 +47,8 @@ def import_trace(path: Path, *, format_name: str | None = None) -> Trace:
         return load_trace(path)
     if chosen not in IMPORTERS:
         raise InvalidRequest(f"unknown trace format {chosen!r}; known: native, {', '.join(IMPORTERS)}", param="format")
-    try:
+    with place(path, "", chosen):
         programs = tuple(_programs(IMPORTERS[chosen](path), path.stem))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"{path.name} is not a {chosen} trace ({error!r})", param="trace") from error
     if not programs:
         raise InvalidRequest(f"{path.name} holds no program", param="trace")
     return Trace(name=path.stem, programs=programs)
@@ -81,7 +81,12 @@ def detect_format(path: Path) -> str:
 
 
 #: A key of a JSON Lines row that tells its format.
-_TELLING_KEYS = (("turns", "native"), ("hash_ids", "mooncake"), ("message", "claude-code"))
+_TELLING_KEYS = (
+    ("format", "journal"),
+    ("turns", "native"),
+    ("hash_ids", "mooncake"),
+    ("message", "claude-code"),
+)
 #: Sessions may begin with rows about themselves.
 _ROWS_LOOKED_AT = 50
 
@@ -107,35 +112,22 @@ def _files(path: Path, *suffixes: str) -> list[Path]:
     return sorted(p for p in path.rglob("*") if p.name.endswith(suffixes)) if path.is_dir() else [path]
 
 
-def _turn(*, inputs: int, prefix: int, outputs: int, tool: str | None, tool_s: float | None) -> Row:
-    prefix = max(0, min(prefix, inputs - 1))
-    return {
-        "input_tokens": inputs,
-        "prefix_tokens": prefix,
-        "new_input_tokens": inputs - prefix,
-        "output_tokens": outputs,
-        "tool": tool,
-        "tool_s": None if tool_s is None else max(0.0, tool_s),
-    }
-
-
-def _continued(turns: list[Row], inputs: int) -> int:
-    """The prefix of a prompt that continues the last turn; where it is shorter than that, the context was cut."""
-    if not turns:
-        return 0
-    before = turns[-1]["input_tokens"] + turns[-1]["output_tokens"]
-    return int(before) if inputs > before else 0
-
-
 # --- mini-swe-agent ----------------------------------------------------------------------------------------------------
 
 
 def _mini_swe_agent(path: Path) -> Iterator[Row]:
     for file in _files(path, ".traj.json", ".traj"):
-        document = json.loads(file.read_text())
-        turns: list[Row] = []
-        created: list[float | None] = []
-        for message in document["messages"]:
+        document = json_document(file, "mini-swe-agent")
+        with place(file, "", "mini-swe-agent"):
+            turns = _mini_swe_turns(file, document["messages"])
+        yield {"program_id": document.get("instance_id") or file.name.split(".")[0], "kind": "task", "turns": turns}
+
+
+def _mini_swe_turns(file: Path, messages: Sequence[Mapping[str, Any]]) -> list[Row]:
+    turns: list[Row] = []
+    created: list[float | None] = []
+    for number, message in enumerate(messages, start=1):
+        with place(file, f" message {number}", "mini-swe-agent"):
             response = (message.get("extra") or {}).get("response") or {}
             usage = response.get("usage")
             if message.get("role") != "assistant" or not usage:
@@ -144,21 +136,23 @@ def _mini_swe_agent(path: Path) -> Iterator[Row]:
             if turns and created[-1] is not None and response.get("created") is not None:
                 turns[-1]["tool_s"] = max(0.0, float(response["created"]) - created[-1])
             turns.append(
-                _turn(
+                turn_row(
                     inputs=inputs,
-                    prefix=_continued(turns, inputs),
+                    prefix=continued(turns, inputs),
                     outputs=outputs,
-                    tool=tool_key("bash", {"command": _fenced(str(message.get("content") or ""))}),
+                    tool=tool_key("bash", {"command": _command(message)}),
                     tool_s=None,
                 )
             )
             created.append(None if response.get("created") is None else float(response["created"]))
-        yield {"program_id": document.get("instance_id") or file.name.split(".")[0], "kind": "task", "turns": turns}
+    return turns
 
 
-def _fenced(text: str) -> str:
-    """The first fenced block of a message: mini-swe-agent's action."""
-    parts = text.split("```")
+def _command(message: Mapping[str, Any]) -> str:
+    """The action: the first tool call's command, or what the first fenced block of the text holds."""
+    for call in message.get("tool_calls") or ():
+        return str(json.loads(call["function"]["arguments"] or "{}").get("command") or "")
+    parts = str(message.get("content") or "").split("```")
     return parts[1].split("\n", 1)[-1] if len(parts) >= 3 else ""
 
 
@@ -170,22 +164,20 @@ def _claude_code(path: Path) -> Iterator[Row]:
         turns: list[Row] = []
         seen: dict[str, Row] = {}
         ended_s = 0.0
-        began_s: float | None = None
-        for line in file.read_text().splitlines():
-            event = json.loads(line) if line.strip() else {}
+        for number, event in json_lines(file, "claude-code"):
             message = event.get("message")
             if not isinstance(message, dict) or event.get("isSidechain"):
                 continue
-            at_s = _seconds(event.get("timestamp"))
-            if message.get("role") == "user" and turns:
-                # The first result after a turn ends its tool wait if nothing later does.
-                waits_for_tool = _has(message, "tool_result")
-                turns[-1]["tool"] = turns[-1]["tool"] or (None if waits_for_tool else USER_WAIT)
-                turns[-1]["tool_s"] = max(0.0, at_s - ended_s)
-            elif message.get("role") == "assistant" and message.get("usage"):
-                began_s = at_s if began_s is None else began_s
-                ended_s = at_s
-                _claude_turn(message, turns, seen)
+            with place(file, f" line {number}", "claude-code"):
+                at_s = _seconds(event.get("timestamp"))
+                if message.get("role") == "user" and turns:
+                    # The first result after a turn ends its tool wait if nothing later does.
+                    waits_for_tool = _has(message, "tool_result")
+                    turns[-1]["tool"] = turns[-1]["tool"] or (None if waits_for_tool else USER_WAIT)
+                    turns[-1]["tool_s"] = max(0.0, at_s - ended_s)
+                elif message.get("role") == "assistant" and message.get("usage"):
+                    ended_s = at_s
+                    _claude_turn(message, turns, seen)
         name = file.stem if file.stem != "trace" else "/".join(file.parts[-3:-1])
         yield {"program_id": name, "kind": "task", "turns": turns}
 
@@ -205,9 +197,9 @@ def _claude_turn(message: Mapping[str, Any], turns: list[Row], seen: dict[str, R
         known["output_tokens"] = max(known["output_tokens"], int(usage.get("output_tokens") or 0))
         known["tool"] = combine([tool for tool in (known["tool"], *tools) if tool]) if tools else known["tool"]
         return
-    turn = _turn(
+    turn = turn_row(
         inputs=max(1, inputs),
-        prefix=_continued(turns, inputs),
+        prefix=continued(turns, inputs),
         outputs=int(usage.get("output_tokens") or 0),
         tool=combine(tools) if tools else None,
         tool_s=None,
@@ -230,51 +222,51 @@ def _seconds(stamp: object) -> float:
 
 def _weka(path: Path) -> Iterator[Row]:
     for file in _files(path, ".json"):
-        document = json.loads(file.read_text())
-        shared = int(document.get("tool_tokens") or 0) + int(document.get("system_tokens") or 0)
-        yield from _weka_agent(
-            document["requests"],
-            str(document.get("id") or file.stem),
-            int(document.get("block_size") or 64),
-            shared,
-            None,
-        )
+        document = json_document(file, "weka")
+        with place(file, "", "weka"):
+            shared = int(document.get("tool_tokens") or 0) + int(document.get("system_tokens") or 0)
+            block = int(document.get("block_size") or 64)
+            rows = list(_weka_agent(file, document["requests"], str(document.get("id") or file.stem), block, None))
+        for row in rows:
+            yield row | {"shared_prefix_tokens": shared}
 
 
 def _weka_agent(
-    requests: list[Mapping[str, Any]], name: str, block: int, shared: int, parent: Row | None
+    file: Path, requests: list[Mapping[str, Any]], name: str, block: int, parent: Row | None
 ) -> Iterator[Row]:
     turns: list[Row] = []
     children: list[tuple[int, list[Mapping[str, Any]]]] = []
     hashes: list[int] = []
     end_s: float | None = None
-    for request in requests:
-        if request.get("requests") is not None:
+    for number, request in enumerate(requests, start=1):
+        with place(file, f" request {number} of {name}", "weka"):
+            if request.get("requests") is not None:
+                if turns:
+                    children.append((len(turns) - 1, list(request["requests"])))
+                continue
+            inputs, start_s = int(request["in"]), float(request.get("t") or 0.0)
             if turns:
-                children.append((len(turns) - 1, list(request["requests"])))
-            continue
-        inputs, start_s = int(request["in"]), float(request.get("t") or 0.0)
-        if turns:
-            turns[-1]["tool_s"] = _weka_wait_s(request, start_s, end_s)
-        common = _common(hashes, request.get("hash_ids") or [])
-        whole = common >= len(hashes) - 1 and bool(turns)
-        turns.append(
-            _turn(
-                inputs=inputs,
-                prefix=_continued(turns, inputs) if whole else common * block if turns else 0,
-                outputs=int(request.get("out") or 0),
-                tool="tool_result" if request.get("stop") in (None, "", "tool_use") else USER_WAIT,
-                tool_s=None,
+                turns[-1]["tool_s"] = _weka_wait_s(request, start_s, end_s)
+            blocks = list(request.get("hash_ids") or [])
+            common = _common(hashes, blocks)
+            whole = common >= len(hashes) - 1 and bool(turns)
+            turns.append(
+                turn_row(
+                    inputs=inputs,
+                    prefix=continued(turns, inputs) if whole else common * block if turns else 0,
+                    outputs=int(request.get("out") or 0),
+                    tool="tool_result" if request.get("stop") in (None, "", "tool_use") else USER_WAIT,
+                    tool_s=None,
+                )
             )
-        )
-        hashes = list(request.get("hash_ids") or [])
-        end_s = start_s + float(request.get("api_time") or 0.0)
-    row: Row = {"program_id": name, "kind": "task", "turns": turns, "shared_prefix_tokens": shared}
+            hashes = blocks
+            end_s = start_s + float(request.get("api_time") or 0.0)
+    row: Row = {"program_id": name, "kind": "task", "turns": turns}
     yield row if parent is None else {**row, "kind": "sub_agent", "parent": parent}
     for index, (turn, nested) in enumerate(children):
         # A turn that starts sub-agents and is the last one has nobody to wait for them.
         if turn + 1 < len(turns):
-            yield from _weka_agent(nested, f"{name}.{index}", block, shared, {"program_id": name, "turn": turn})
+            yield from _weka_agent(file, nested, f"{name}.{index}", block, {"program_id": name, "turn": turn})
 
 
 def _weka_wait_s(request: Mapping[str, Any], start_s: float, end_s: float | None) -> float | None:
@@ -300,32 +292,28 @@ def _mooncake(path: Path) -> Iterator[Row]:
     sessions: list[Row] = []
     stamps: list[float] = []
     holder: dict[int, tuple[int, int]] = {}
-    for line in path.read_text().splitlines():
-        if not line.strip():
-            continue
-        request = json.loads(line)
-        blocks = [int(block) for block in request["hash_ids"]]
-        at_s, inputs = float(request["timestamp"]) / 1e3, int(request["input_length"])
-        found = next((holder[block] for block in reversed(blocks) if block in holder), None)
-        matched = 0 if found is None else (found[1] + 1) * MOONCAKE_BLOCK_TOKENS
-        session = None if found is None else sessions[found[0]]
-        if session is None or matched < session["turns"][-1]["input_tokens"] / 2:
-            session = {"program_id": f"session-{len(sessions)}", "kind": "session", "arrival_s": at_s, "turns": []}
-            sessions.append(session)
-            stamps.append(at_s)
-            index, prefix = len(sessions) - 1, 0
-        else:
-            assert found is not None
-            index = found[0]
-            session["turns"][-1] |= {"tool": USER_WAIT, "tool_s": at_s - stamps[index]}
-            stamps[index] = at_s
-            before = session["turns"][-1]["input_tokens"]
-            prefix = _continued(session["turns"], inputs) if matched >= before - MOONCAKE_BLOCK_TOKENS else matched
-        session["turns"].append(
-            _turn(inputs=inputs, prefix=prefix, outputs=int(request["output_length"]), tool=None, tool_s=None)
-        )
-        for place, block in enumerate(blocks):
-            holder[block] = (index, place)
+    for number, request in json_lines(path, "mooncake"):
+        with place(path, f" line {number}", "mooncake"):
+            blocks = [int(block) for block in request["hash_ids"]]
+            at_s, inputs = float(request["timestamp"]) / 1e3, int(request["input_length"])
+            outputs = int(request["output_length"])
+            found = next((holder[block] for block in reversed(blocks) if block in holder), None)
+            matched = 0 if found is None else (found[1] + 1) * MOONCAKE_BLOCK_TOKENS
+            if found is None or matched < sessions[found[0]]["turns"][-1]["input_tokens"] / 2:
+                index, prefix = len(sessions), 0
+                sessions.append({"program_id": f"session-{index}", "kind": "session", "arrival_s": at_s, "turns": []})
+                stamps.append(at_s)
+            else:
+                index, turns = found[0], sessions[found[0]]["turns"]
+                turns[-1] |= {"tool": USER_WAIT, "tool_s": max(0.0, at_s - stamps[index])}
+                stamps[index] = at_s
+                is_whole = matched >= turns[-1]["input_tokens"] - MOONCAKE_BLOCK_TOKENS
+                prefix = continued(turns, inputs) if is_whole else matched
+            sessions[index]["turns"].append(
+                turn_row(inputs=inputs, prefix=prefix, outputs=outputs, tool=None, tool_s=None)
+            )
+            for position, block in enumerate(blocks):
+                holder[block] = (index, position)
     yield from sessions
 
 
@@ -333,27 +321,28 @@ def _mooncake(path: Path) -> Iterator[Row]:
 
 
 def _tracelab(path: Path) -> Iterator[Row]:
-    sessions: dict[str, list[Mapping[str, str]]] = {}
+    rounds: dict[str, list[tuple[int, float, Row]]] = {}
     with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            sessions.setdefault(row["id"], []).append(row)
-    for name, rounds in sessions.items():
-        rounds.sort(key=lambda row: int(row["round_idx"]))
-        turns = [
-            _turn(
-                inputs=int(row["prefix_len"]) + int(row["input_len"]),
-                prefix=int(row["prefix_len"]),
-                outputs=int(row["output_len"]),
-                tool="tool",
-                tool_s=float(row["tool_wait_after_ms"]) / 1e3,
-            )
-            for row in rounds
-        ]
+        reader = csv.DictReader(file)
+        for row in reader:
+            with place(path, f" line {reader.line_num}", "tracelab"):
+                prefix = int(row["prefix_len"])
+                turn = turn_row(
+                    inputs=prefix + int(row["input_len"]),
+                    prefix=prefix,
+                    outputs=int(row["output_len"]),
+                    tool="tool",
+                    tool_s=float(row["tool_wait_after_ms"]) / 1e3,
+                )
+                arrival_s = float(row["arrival_time"]) / 1e3
+                rounds.setdefault(row["id"], []).append((int(row["round_idx"]), arrival_s, turn))
+    for name, session in rounds.items():
+        session.sort(key=lambda one: one[0])
         yield {
             "program_id": f"tracelab-{name}",
             "kind": "session",
-            "arrival_s": float(rounds[0]["arrival_time"]) / 1e3,
-            "turns": turns,
+            "arrival_s": session[0][1],
+            "turns": [turn for _, _, turn in session],
         }
 
 
@@ -363,4 +352,5 @@ IMPORTERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
     "weka": _weka,
     "mooncake": _mooncake,
     "tracelab": _tracelab,
+    "journal": read_journal,
 }

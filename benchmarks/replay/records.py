@@ -8,15 +8,17 @@ A program's completion time is cut into causes that add up to it:
     decode     from the first token to the last
     preempted  from a preemption to the next token after it, waiting and recomputing included
     tool       between the end of a turn and the readiness of the next
+    lost       from a turn's readiness to the death of the replica that worked on it; the turn then begins anew elsewhere
+
+The KV cache over time is cut by what a block is for: running turns, retained for a paused program, cached (it holds content that
+a later turn may find, and is the first to be taken) and free (it holds nothing).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from benchmarks import summary
 
 
 class Cause(StrEnum):
@@ -28,6 +30,7 @@ class Cause(StrEnum):
     DECODE = "decode"
     PREEMPTED = "preempted"
     TOOL = "tool"
+    LOST = "lost"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,6 +40,19 @@ class TurnRecord:
     turn: int
     ready_s: float
     replica: int = 0
+    #: When the attempt that counts began: later than `ready_s` where a replica died with an earlier one.
+    attempt_s: float | None = None
+    #: Attempts that died with their replica.
+    replays: int = 0
+    #: First token of the first attempt: what a client saw, since an interrupted stream goes on without repeating itself.
+    seen_s: float | None = None
+    #: The time to live that the scheduler chose when the turn had ended; None where it chose none or sets no deadline.
+    ttl_s: float | None = None
+    #: Why, in the scheduler's words; None where nobody decided (the last turn, vLLM's own class).
+    ttl_reason: str | None = None
+    #: The tool after the turn, and how long it really took until the next turn was ready.
+    tool: str | None = None
+    waited_s: float | None = None
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     end_s: float | None = None
@@ -52,6 +68,14 @@ class TurnRecord:
     preempted_in_prefill_s: float = 0.0
     load_s: float = 0.0
 
+    def start_over(self, now_s: float) -> None:
+        """Its replica died: what this attempt did is lost, and counts as such."""
+        self.attempt_s = now_s
+        self.replays += 1
+        self.first_scheduled_s = self.first_token_s = None
+        self.reused_tokens = self.recomputed_tokens = self.loaded_tokens = self.shared_tokens = 0
+        self.preempted_s = self.preempted_in_prefill_s = self.load_s = 0.0
+
 
 @dataclass(kw_only=True, slots=True)
 class ProgramRecord:
@@ -64,6 +88,8 @@ class ProgramRecord:
     is_root: bool
     #: Completion time with the engine to itself and every token reused: what slowdown is measured against.
     alone_s: float
+    #: How many turns the program was declared to take when it came; None where nothing was declared.
+    declared_turns: int | None = None
     end_s: float | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     seconds: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
@@ -75,7 +101,7 @@ class ProgramRecord:
     @property
     def first_token_wait_s(self) -> float:
         """From arrival to the first token of the first turn."""
-        first = self.turns[0].first_token_s if self.turns else None
+        first = self.turns[0].seen_s if self.turns else None
         return (first if first is not None else self.arrival_s) - self.arrival_s
 
     @property
@@ -85,9 +111,11 @@ class ProgramRecord:
     def close_turn(self, record: TurnRecord, end_s: float) -> None:
         """Book a finished turn's time."""
         record.end_s = end_s
-        scheduled = record.first_scheduled_s if record.first_scheduled_s is not None else record.ready_s
+        began = record.attempt_s if record.attempt_s is not None else record.ready_s
+        scheduled = record.first_scheduled_s if record.first_scheduled_s is not None else began
         token = record.first_token_s if record.first_token_s is not None else end_s
-        self.seconds[Cause.QUEUE] += scheduled - record.ready_s - record.load_s
+        self.seconds[Cause.LOST] += began - record.ready_s
+        self.seconds[Cause.QUEUE] += scheduled - began - record.load_s
         self.seconds[Cause.LOAD] += record.load_s
         self.seconds[Cause.PREFILL] += token - scheduled - record.preempted_in_prefill_s
         self.seconds[Cause.DECODE] += end_s - token - (record.preempted_s - record.preempted_in_prefill_s)
@@ -96,16 +124,39 @@ class ProgramRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OccupancySample:
-    """The KV cache at one moment, in blocks over all replicas."""
+    """The KV cache at one moment, in blocks over all replicas; the four parts add up to the total."""
 
     at_s: float
-    total: int
+    blocks_total: int
     #: Referenced by turns that run or load.
-    active: int
-    #: Held by leases of paused programs.
-    retained: int
-    running: int
-    waiting: int
+    blocks_running: int
+    #: Held for paused programs.
+    blocks_retained: int
+    #: Hold content, and are referenced by nobody: found by a later turn, or taken by anyone.
+    blocks_cached: int
+    #: Hold nothing.
+    blocks_free: int
+    turns_running: int
+    turns_waiting: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaRecord:
+    """What one replica did."""
+
+    replica: int
+    #: Turns that ended on it.
+    turns: int
+    #: Seconds in which its GPUs computed.
+    busy_s: float
+    steps: int
+    scheduler_calls: int
+    #: When it died; None where it lived.
+    lost_at_s: float | None = None
+    #: How many times as long as modelled its steps took in the end.
+    slow_factor: float = 1.0
+    #: The scheduler's own counters at the end (or at its death).
+    scheduler_stats: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,87 +166,16 @@ class RunRecord:
     programs: tuple[ProgramRecord, ...]
     occupancy: tuple[OccupancySample, ...]
     makespan_s: float
-    #: Time the replicas' GPUs computed, in seconds over all replicas.
-    busy_s: float
-    replicas: int
-    steps: int
-    scheduler_calls: int
-    #: The scheduler's own counters at the end, one dict a replica.
-    scheduler_stats: tuple[dict[str, Any], ...] = ()
+    replicas: tuple[ReplicaRecord, ...]
+    #: The router's placements by reason.
+    placements: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> int:
+        """Engine steps over all replicas, each step of a jump counted."""
+        return sum(replica.steps for replica in self.replicas)
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean, percentiles and maximum, in the values' own unit; zeros where there is nothing to measure."""
-    if not values:
-        return dict.fromkeys(("mean", "p50", "p95", "p99", "max"), 0.0)
-    return {**summary.spread(values), "max": max(values)}
-
-
-def summarize(run: RunRecord) -> dict[str, Any]:
-    """The figures of a run; programs are root programs, sub-agents count inside their parent's tool time."""
-    roots = [program for program in run.programs if program.is_root]
-    turns = [turn for program in run.programs for turn in program.turns]
-    reused = sum(turn.reused_tokens for turn in turns)
-    recomputed = sum(turn.recomputed_tokens for turn in turns)
-    loaded = sum(turn.loaded_tokens for turn in turns)
-    return {
-        "programs": len(roots),
-        "turns": len(turns),
-        "completion_s": spread([program.completion_s for program in roots]),
-        "first_token_s": spread([program.first_token_wait_s for program in roots]),
-        "later_turn_wait_s": spread(
-            [
-                (turn.first_token_s or turn.ready_s) - turn.ready_s
-                for program in run.programs
-                for turn in program.turns[1:]
-            ]
-        ),
-        "slowdown": spread([program.slowdown for program in roots]),
-        "programs_per_s": len(roots) / run.makespan_s if run.makespan_s > 0 else 0.0,
-        "makespan_s": run.makespan_s,
-        "gpu_busy_fraction": run.busy_s / (run.makespan_s * run.replicas) if run.makespan_s > 0 else 0.0,
-        "reused_tokens": reused,
-        "recomputed_tokens": recomputed,
-        "loaded_tokens": loaded,
-        "reused_fraction": reused / (reused + recomputed + loaded) if reused + recomputed + loaded else 1.0,
-        "preemptions": sum(turn.preemptions for turn in turns),
-        "seconds_by_cause": {
-            cause.value: sum(program.seconds[cause] for program in roots) / max(1, len(roots)) for cause in Cause
-        },
-        "leases": _sum_counts([stats.get("leases", {}) for stats in run.scheduler_stats]),
-        "steps": run.steps,
-        "scheduler_calls": run.scheduler_calls,
-    }
-
-
-def _sum_counts(rows: list[dict[str, Any]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for row in rows:
-        for key, value in row.items():
-            if isinstance(value, int):
-                total[key] = total.get(key, 0) + value
-    return dict(sorted(total.items()))
-
-
-def program_row(program: ProgramRecord) -> dict[str, Any]:
-    """One program as a flat row for CSV."""
-    return {
-        "program_id": program.program_id,
-        "kind": program.kind,
-        "is_root": program.is_root,
-        "arrival_s": program.arrival_s,
-        "completion_s": program.completion_s,
-        "first_token_s": program.first_token_wait_s,
-        "alone_s": program.alone_s,
-        "slowdown": program.slowdown,
-        "turns": len(program.turns),
-        "reused_tokens": sum(turn.reused_tokens for turn in program.turns),
-        "recomputed_tokens": sum(turn.recomputed_tokens for turn in program.turns),
-        "preemptions": sum(turn.preemptions for turn in program.turns),
-        **{f"{cause.value}_s": program.seconds[cause] for cause in Cause},
-    }
-
-
-def occupancy_row(sample: OccupancySample) -> dict[str, Any]:
-    """One occupancy sample as a flat row."""
-    return asdict(sample)
+    @property
+    def scheduler_calls(self) -> int:
+        """Calls of vLLM's `schedule` over all replicas."""
+        return sum(replica.scheduler_calls for replica in self.replicas)

@@ -2,8 +2,8 @@
 
     pop the earliest event ─► set the clock ─► let it act ─► start a step on every replica that is idle and has work
 
-Two kinds of events. *Outside* events (a program arrives, a tool returns) bound how far a replica may jump; *step ends*
-hand tokens back to a scheduler. A turn that becomes ready while a step runs enters the scheduler's queue when the step
+Two kinds of events. *Outside* events (a program arrives, a tool returns, a replica dies) bound how far a replica may jump;
+*step ends* hand tokens back to a scheduler. A turn that becomes ready while a step runs enters the scheduler's queue when the step
 ends, as in EngineCore, but keeps its own arrival time.
 
 Nothing here decides anything. A run is a pure function of the workload and the replicas' settings: ties in time are
@@ -15,25 +15,30 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
 
 from agent_program.errors import PlatformError
 from agent_program.ids import ProgramId, ToolKey
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from agent_program.turn import TurnHints
 from benchmarks.replay.clock import VirtualClock
+from benchmarks.replay.faults import ReplicaLoss
 from benchmarks.replay.lineage import ContextLineage
-from benchmarks.replay.records import Cause, OccupancySample, ProgramRecord, RunRecord, TurnRecord
-from benchmarks.replay.vllm_engine import ReplayEngine, RunningTurn, Step
+from benchmarks.replay.occupancy import OccupancySampler
+from benchmarks.replay.records import Cause, ProgramRecord, RunRecord, TurnRecord
+from benchmarks.replay.replica import Replica
+from benchmarks.replay.routing import ReplayRouter
+from benchmarks.replay.vllm_engine import RunningTurn, Step
 from benchmarks.replay.workload import ReadyProgram, Workload
+from continuum_router.config import RouterSettings
 
 #: How often a scheduler that found nothing to run is asked again: the real engine asks at once, over and over.
 IDLE_POLL_S = 0.01
 #: With nothing else to happen, a scheduler that runs nothing for this long never will.
 STALL_S_MAX = 3600.0
-OCCUPANCY_SAMPLES_MAX = 1024
+#: In a closed loop over several replicas, a jump covers at most this many seconds.
+JUMP_S_MAX_IN_A_LOOP = 0.2
 
 
 class ReplayStalled(PlatformError):
@@ -42,69 +47,10 @@ class ReplayStalled(PlatformError):
     code = "replay_stalled"
 
 
-class SchedulerControl(Protocol):
-    """What the replica tells its scheduler beside requests: the utility calls of production."""
-
-    def turn_over(self, program_id: ProgramId, branch: str, tool: ToolKey | None, *, is_last_turn: bool) -> None:
-        """The turn's output is parsed: this tool runs next, or the program is over."""
-        ...
-
-    def program_over(self, program_id: ProgramId) -> None:
-        """Nothing of the program will come any more."""
-        ...
-
-    def tool_event(
-        self, program_id: ProgramId, kind: ToolEventKind, tool: ToolKey, elapsed_s: float, outcome: ToolOutcome | None
-    ) -> None:
-        """A tool of the program started or finished."""
-        ...
-
-    def retained_blocks(self) -> int:
-        """KV blocks that leases hold."""
-        ...
-
-    def stats(self) -> dict[str, object]:
-        """The scheduler's own counters."""
-        ...
-
-
-@dataclass(kw_only=True, slots=True)
-class Replica:
-    """One engine replica of the replay."""
-
-    engine: ReplayEngine
-    control: SchedulerControl
-    #: Turns that became ready while a step ran.
-    inbox: list[Callable[[], None]] = field(default_factory=list)
-    step: Step | None = None
-    is_polling: bool = False
-    idle_since_s: float | None = None
-
-
-class Placement(Protocol):
-    """Which replica a program's turn goes to."""
-
-    def replica_of(self, program: ReadyProgram, replicas: Sequence[Replica]) -> int: ...
-
-
-class LeastTurns:
-    """A program stays where its first turn went: the replica with the fewest unfinished turns then."""
-
-    def __init__(self) -> None:
-        self._bound: dict[str, int] = {}
-
-    def replica_of(self, program: ReadyProgram, replicas: Sequence[Replica]) -> int:
-        home = program.program.parent.program_id if program.program.parent else program.program_id
-        # Children of children follow their parent, which is bound by then.
-        if home not in self._bound:
-            loads = [replica.engine.turns + len(replica.inbox) for replica in replicas]
-            self._bound[home] = loads.index(min(loads))
-        return self._bound[home]
-
-
 class _Happening(Enum):
     PROGRAM_ARRIVES = auto()
     WAIT_ENDS = auto()
+    REPLICA_DIES = auto()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -134,15 +80,18 @@ class Simulation:
         clock: VirtualClock,
         block_size: int,
         alone_s: Callable[[ReadyProgram], float],
-        placement: Placement | None = None,
+        router: RouterSettings | None = None,
+        losses: Sequence[ReplicaLoss] = (),
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._workload, self._replicas, self._clock = workload, list(replicas), clock
         self._block_size, self._alone_s = block_size, alone_s
-        self._placement = placement or LeastTurns()
+        self._router = ReplayRouter(self._replicas, clock=clock, settings=router or RouterSettings())
+        self._losses = losses
         self._on_progress = on_progress
         self._sequence = itertools.count()
-        self._outside: list[tuple[float, int, _Happening, ReadyProgram]] = []
+        #: What happens to the program, or the replica, of this index.
+        self._outside: list[tuple[float, int, _Happening, int]] = []
         #: A step's end, or None for asking an idle scheduler again.
         self._step_ends: list[tuple[float, int, int, Step | None]] = []
         self._live: dict[int, _Live] = {}
@@ -153,8 +102,7 @@ class Simulation:
         self._backlog: list[ReadyProgram] = []
         self._roots = 0
         self._roots_ended = 0
-        self._occupancy: list[OccupancySample] = []
-        self._occupancy_every_s, self._next_sample_s = 1.0, 0.0
+        self._occupancy = OccupancySampler(self._replicas)
 
     def run(self) -> RunRecord:
         """Run every program to its end.
@@ -162,22 +110,23 @@ class Simulation:
         Raises:
             ReplayStalled: the scheduler stops making progress.
         """
+        for loss in self._losses:
+            self._push(loss.at_s, _Happening.REPLICA_DIES, loss.replica)
         self._enter_programs()
-        while self._outside or self._step_ends:
+        # What is left when the last program has ended are faults that nobody would notice.
+        while (self._outside or self._step_ends) and self._roots_ended < self._roots:
             self._clock.move_to(self._next_time_s())
+            self._router.hear_reports()
             self._act()
             for index, replica in enumerate(self._replicas):
                 self._start_step(index, replica)
-            self._sample_occupancy()
+            self._occupancy.look(self._clock.now_s())
         return RunRecord(
             programs=tuple(sorted(self._ended, key=lambda record: record.index)),
-            occupancy=tuple(self._occupancy),
+            occupancy=self._occupancy.samples,
             makespan_s=max((record.end_s or 0.0 for record in self._ended), default=0.0),
-            busy_s=sum(replica.engine.busy_s for replica in self._replicas),
-            replicas=len(self._replicas),
-            steps=sum(replica.engine.steps for replica in self._replicas),
-            scheduler_calls=sum(replica.engine.scheduler_calls for replica in self._replicas),
-            scheduler_stats=tuple(dict(replica.control.stats()) for replica in self._replicas),
+            replicas=tuple(replica.record(index) for index, replica in enumerate(self._replicas)),
+            placements=dict(self._router.reasons),
         )
 
     # --- events --------------------------------------------------------------------------------------------------------
@@ -190,7 +139,7 @@ class Simulation:
                 continue
             self._roots += 1
             if ready.arrival_s is not None:
-                self._push(ready.arrival_s, _Happening.PROGRAM_ARRIVES, ready)
+                self._push(ready.arrival_s, _Happening.PROGRAM_ARRIVES, ready.index)
             else:
                 self._backlog.append(ready)
         self._backlog.reverse()
@@ -199,10 +148,10 @@ class Simulation:
 
     def _next_of_backlog(self, now_s: float) -> None:
         if self._backlog:
-            self._push(now_s, _Happening.PROGRAM_ARRIVES, self._backlog.pop())
+            self._push(now_s, _Happening.PROGRAM_ARRIVES, self._backlog.pop().index)
 
-    def _push(self, at_s: float, happening: _Happening, ready: ReadyProgram) -> None:
-        heapq.heappush(self._outside, (at_s, next(self._sequence), happening, ready))
+    def _push(self, at_s: float, happening: _Happening, index: int) -> None:
+        heapq.heappush(self._outside, (at_s, next(self._sequence), happening, index))
 
     def _next_time_s(self) -> float:
         times = [heap[0][0] for heap in (self._outside, self._step_ends) if heap]
@@ -215,17 +164,20 @@ class Simulation:
             _, _, index, step = heapq.heappop(self._step_ends)
             if step is None:
                 self._replicas[index].is_polling = False
-            else:
-                self._end_step(self._replicas[index], step)
+            elif not self._replicas[index].is_lost:
+                self._end_step(index, step)
         while self._outside and self._outside[0][0] <= now_s:
-            _, _, happening, ready = heapq.heappop(self._outside)
-            if happening is _Happening.PROGRAM_ARRIVES:
-                self._program_arrives(ready)
-            else:
-                self._tool_returns(self._live[ready.index])
+            _, _, happening, index = heapq.heappop(self._outside)
+            match happening:
+                case _Happening.PROGRAM_ARRIVES:
+                    self._program_arrives(self._ready[index])
+                case _Happening.WAIT_ENDS:
+                    self._tool_returns(self._live[index])
+                case _Happening.REPLICA_DIES:
+                    self._replica_dies(index)
 
     def _start_step(self, index: int, replica: Replica) -> None:
-        if replica.step is not None:
+        if replica.step is not None or replica.is_lost:
             return
         is_news = bool(replica.inbox)
         for enter in replica.inbox:
@@ -234,7 +186,7 @@ class Simulation:
         if not replica.engine.has_work or (replica.is_polling and not is_news):
             return
         now_s = self._clock.now_s()
-        step = replica.engine.begin_step(self._outside[0][0] if self._outside else float("inf"))
+        step = replica.engine.begin_step(self._horizon_s(now_s))
         if step is None:
             self._poll_later(index, replica)
             return
@@ -246,6 +198,13 @@ class Simulation:
             self._turn_scheduled(turn)
         heapq.heappush(self._step_ends, (now_s + step.duration_s, next(self._sequence), index, step))
 
+    def _horizon_s(self, now_s: float) -> float:
+        """Until when nothing from outside can reach a replica."""
+        next_s = self._outside[0][0] if self._outside else float("inf")
+        # In a closed loop, the end of a program on one replica sends another one to any of them.
+        is_close = bool(self._backlog) and len(self._replicas) > 1
+        return min(next_s, now_s + JUMP_S_MAX_IN_A_LOOP) if is_close else next_s
+
     def _poll_later(self, index: int, replica: Replica) -> None:
         now_s = self._clock.now_s()
         replica.idle_since_s = now_s if replica.idle_since_s is None else replica.idle_since_s
@@ -256,7 +215,8 @@ class Simulation:
             ask_s = min(now_s + IDLE_POLL_S, replica.engine.wake_s or float("inf"))
             heapq.heappush(self._step_ends, (ask_s, next(self._sequence), index, None))
 
-    def _end_step(self, replica: Replica, step: Step) -> None:
+    def _end_step(self, index: int, step: Step) -> None:
+        replica = self._replicas[index]
         replica.step = None
         ended = replica.engine.end_step(step)
         now_s = self._clock.now_s()
@@ -264,7 +224,24 @@ class Simulation:
             if turn.request_id in step.sampled:
                 self._turn_got_token(turn, now_s)
         for turn in ended:
-            self._turn_ends(self._live[turn.tag], turn, replica)
+            self._turn_ends(self._live[turn.tag], turn, index)
+
+    def _replica_dies(self, index: int) -> None:
+        """Its turns are sent again, in the order in which they had come to it."""
+        replica = self._replicas[index]
+        now_s = self._clock.now_s()
+        orphans = list(replica.sent)
+        replica.lost_at_s, replica.step = now_s, None
+        replica.inbox.clear()
+        replica.sent.clear()
+        self._router.lose(index)
+        for orphan in orphans:
+            live = self._live[orphan]
+            self._router.turn_ended(index)
+            live.preempted_since_s = None
+            if live.turn_record is not None:
+                live.turn_record.start_over(now_s)
+                self._send(live, live.turn_record)
 
     # --- a turn's life -------------------------------------------------------------------------------------------------
 
@@ -278,6 +255,7 @@ class Simulation:
             arrival_s=now_s,
             is_root=program.parent is None,
             alone_s=self._alone_s(ready),
+            declared_turns=ready.declared_turns,
         )
         lineage = ContextLineage(
             program.program_id,
@@ -289,16 +267,20 @@ class Simulation:
         self._turn_ready(live)
 
     def _turn_ready(self, live: _Live) -> None:
-        now_s = self._clock.now_s()
-        turn, ready = live.ready.turns[live.turn], live.ready
-        home = self._placement.replica_of(ready, self._replicas)
-        live.turn_record = TurnRecord(turn=live.turn, ready_s=now_s, replica=home)
-        live.record.turns.append(live.turn_record)
-        live.lineage.start_turn(live.turn, turn.prefix_tokens)
-        hints, engine, request_id = self._hints(live), self._replicas[home].engine, f"{ready.index}.{live.turn}"
+        record = live.turn_record = TurnRecord(turn=live.turn, ready_s=self._clock.now_s())
+        live.record.turns.append(record)
+        live.lineage.start_turn(live.turn, live.ready.turns[live.turn].prefix_tokens)
+        self._send(live, record)
+
+    def _send(self, live: _Live, record: TurnRecord) -> None:
+        turn, ready, now_s = live.ready.turns[live.turn], live.ready, self._clock.now_s()
+        hints = self._hints(live)
+        record.replica = self._router.place(hints.program_id)
+        self._router.turn_sent(record.replica)
+        replica, request_id = self._replicas[record.replica], f"{ready.index}.{live.turn}"
 
         def enter() -> None:
-            engine.add_turn(
+            replica.engine.add_turn(
                 request_id=request_id,
                 tag=ready.index,
                 hints=hints,
@@ -309,7 +291,8 @@ class Simulation:
                 arrival_s=now_s,
             )
 
-        self._replicas[home].inbox.append(enter)
+        replica.inbox.append(enter)
+        replica.sent[ready.index] = None
 
     def _identity(self, ready: ReadyProgram) -> tuple[ProgramId, str]:
         """A sub-agent is a branch of its parent's program."""
@@ -324,6 +307,7 @@ class Simulation:
         return TurnHints(
             program_id=program_id,
             branch=branch,
+            remaining_turns=live.ready.declared_after(live.turn),
             last_tool=ToolKey(last.tool) if last and last.tool else None,
             last_tool_s=last.tool_s if last and last.tool else None,
         )
@@ -360,9 +344,13 @@ class Simulation:
             live.preempted_since_s = None
         if record.first_token_s is None:
             record.first_token_s = now_s
+            record.seen_s = now_s if record.seen_s is None else record.seen_s
 
-    def _turn_ends(self, live: _Live, turn: RunningTurn, replica: Replica) -> None:
-        now_s = self._clock.now_s()
+    def _turn_ends(self, live: _Live, turn: RunningTurn, index: int) -> None:
+        now_s, replica = self._clock.now_s(), self._replicas[index]
+        replica.turns_ended += 1
+        del replica.sent[live.ready.index]
+        self._router.turn_ended(index)
         record = live.turn_record
         assert record is not None, "a turn ended that never started"
         record.recomputed_tokens += turn.recomputed_after_preemption
@@ -372,17 +360,19 @@ class Simulation:
         is_last = live.turn + 1 == len(live.ready.turns)
         program_id, branch = self._identity(live.ready)
         tool = None if is_last else ToolKey(done.tool or "unknown")
-        replica.control.turn_over(program_id, branch, tool, is_last_turn=is_last)
+        grant = replica.control.turn_over(program_id, branch, tool, is_last_turn=is_last)
         if is_last:
-            self._program_ends(live, replica)
+            self._program_ends(live)
             return
+        if grant is not None:
+            record.tool, record.ttl_s, record.ttl_reason = tool, grant.ttl_s, grant.reason
         assert tool is not None
         replica.control.tool_event(program_id, ToolEventKind.STARTED, tool, 0.0, None)
         live.waits, live.wait_began_s = 1, now_s
-        self._push(now_s + done.tool_s, _Happening.WAIT_ENDS, live.ready)
+        self._push(now_s + done.tool_s, _Happening.WAIT_ENDS, live.ready.index)
         for child in self._children.get((live.ready.program_id, live.turn), ()):
             live.waits += 1
-            self._push(now_s, _Happening.PROGRAM_ARRIVES, child)
+            self._push(now_s, _Happening.PROGRAM_ARRIVES, child.index)
 
     def _tool_returns(self, live: _Live) -> None:
         """The tool, or the last sub-agent, that a program waited for is done."""
@@ -392,14 +382,15 @@ class Simulation:
         now_s = self._clock.now_s()
         waited_s = now_s - live.wait_began_s
         live.record.seconds[Cause.TOOL] += waited_s
+        live.record.turns[-1].waited_s = waited_s
         program_id, _ = self._identity(live.ready)
         tool = ToolKey(live.ready.turns[live.turn].tool or "unknown")
-        home = self._replicas[self._placement.replica_of(live.ready, self._replicas)]
+        home = self._replicas[self._router.find(program_id)]
         home.control.tool_event(program_id, ToolEventKind.FINISHED, tool, waited_s, ToolOutcome.OK)
         live.turn += 1
         self._turn_ready(live)
 
-    def _program_ends(self, live: _Live, replica: Replica) -> None:
+    def _program_ends(self, live: _Live) -> None:
         now_s = self._clock.now_s()
         live.record.end_s = now_s
         self._ended.append(live.record)
@@ -409,34 +400,11 @@ class Simulation:
             self._tool_returns(self._live[self._by_id[parent.program_id]])
             return
         program_id, _ = self._identity(live.ready)
-        replica.control.program_over(program_id)
-        replica.engine.program_over(program_id)
+        home = self._replicas[self._router.find(program_id)]
+        home.control.program_over(program_id)
+        home.engine.program_over(program_id)
+        self._router.program_over(program_id)
         self._roots_ended += 1
         if self._on_progress is not None:
             self._on_progress(self._roots_ended, self._roots)
         self._next_of_backlog(now_s)
-
-    # --- the KV cache over time ----------------------------------------------------------------------------------------
-
-    def _sample_occupancy(self) -> None:
-        now_s = self._clock.now_s()
-        if now_s < self._next_sample_s:
-            return
-        self._next_sample_s = now_s + self._occupancy_every_s
-        engines = [replica.engine for replica in self._replicas]
-        total = sum(engine.total_blocks for engine in engines)
-        retained = sum(replica.control.retained_blocks() for replica in self._replicas)
-        running = sum(len(engine.scheduler.running) for engine in engines)
-        self._occupancy.append(
-            OccupancySample(
-                at_s=now_s,
-                total=total,
-                active=max(0, total - sum(engine.free_blocks for engine in engines) - retained),
-                retained=retained,
-                running=running,
-                waiting=sum(engine.turns for engine in engines) - running,
-            )
-        )
-        if len(self._occupancy) > OCCUPANCY_SAMPLES_MAX:
-            self._occupancy = self._occupancy[::2]
-            self._occupancy_every_s *= 2

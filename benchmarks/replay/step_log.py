@@ -7,7 +7,9 @@ The model is linear with non-negative coefficients, which is what the roofline b
 
     step_s = a + b·turns + c·tokens + d·pairs
 
-fitted by least squares of the *relative* error, so that short steps count as much as long ones.
+fitted by least squares of the *relative* error, so that short steps count as much as long ones, and then scaled so that all steps
+together take as long as they did: on a machine that others use too, some steps take many times as long as they should, which the
+relative error hardly sees and a queue does.
 
     python -m benchmarks.replay.step_log steps.jsonl --json
 """
@@ -19,6 +21,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,8 @@ from agent_program.errors import InvalidRequest
 from benchmarks.replay.step_time import StepLoad
 
 _COEFFICIENTS = 4
+#: Steps further apart than this had nothing to do between them.
+BUSY_GAP_S_MAX = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +43,8 @@ class LoggedStep:
     turns: int
     tokens: int
     pairs: int
+    #: When it was scheduled, on the engine's clock.
+    at_s: float = 0.0
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -62,6 +69,7 @@ def read_step_log(path: Path) -> list[LoggedStep]:
                     turns=int(row["turns"]),
                     tokens=int(row["tokens"]),
                     pairs=int(row["pairs"]),
+                    at_s=float(row.get("at_s", 0.0)),
                 )
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -104,8 +112,18 @@ def fit_step_time(log: Iterable[LoggedStep]) -> FittedStepTime:
     durations = np.array([step.duration_s for step in steps])
     relative = np.array([step.features for step in steps]) / durations[:, None]
     coefficients = _non_negative_least_squares(relative, np.ones(len(steps)))
+    predicted = np.array([step.features for step in steps]) @ coefficients
+    coefficients = coefficients * (durations.sum() / predicted.sum())
     errors = np.abs(relative @ coefficients - 1.0)
     return FittedStepTime(coefficients=tuple(map(float, coefficients)), mape=float(errors.mean()), steps=len(steps))
+
+
+def gap_between_steps_s(log: Sequence[LoggedStep]) -> float:
+    """The mean time from one step's end to the next one's start, where they follow each other within `BUSY_GAP_S_MAX`: what
+    an engine that has work does between its steps. 0 where no two do."""
+    gaps = [after.at_s - (before.at_s + before.duration_s) for before, after in pairwise(log)]
+    busy = [max(0.0, gap) for gap in gaps if gap <= BUSY_GAP_S_MAX]
+    return float(np.mean(busy)) if busy else 0.0
 
 
 def _non_negative_least_squares(matrix: Any, target: Any) -> Any:

@@ -32,6 +32,7 @@ from benchmarks.replay.lineage import ContextLineage
 from benchmarks.replay.step_time import StepLoad, StepTimeModel
 from benchmarks.replay.vllm_config import EngineShape, build_vllm_config
 from benchmarks.replay.vllm_offload import ReplayOffloadConnector
+from engine_replicas.step_log import DECODE_EVERY
 
 FILLER_TOKEN = 3
 STOP_TOKEN = 2
@@ -39,6 +40,8 @@ STOP_TOKEN = 2
 MAX_TOKENS_ASKED = 32768
 #: With requests waiting, a jump covers at most this many seconds.
 JUMP_S_MAX_WHILE_WAITING = 0.2
+#: Equal samples of one jump beyond these would only push older ones out of the scheduler's window.
+DECODE_SAMPLES_MAX = 16
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,6 +115,8 @@ class ReplayEngine:
         self._turns: dict[str, RunningTurn] = {}
         #: The last step admitted nobody, and every running request has been prefilled.
         self._is_settled = False
+        #: Decode steps inside jumps that the scheduler's step timer has not been told of.
+        self._untold_steps = 0
         self.scheduler_calls = 0
         self.steps = 0
         self.busy_s = 0.0
@@ -123,6 +128,13 @@ class ReplayEngine:
     @property
     def free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks that hold content and are referenced by nobody."""
+        blocks = self.scheduler.kv_cache_manager.block_pool.blocks
+        # A property would cost more than all the rest here: pools have tens of thousands of blocks.
+        return len([block for block in blocks if not block.ref_cnt and block._block_hash is not None])
 
     @property
     def has_work(self) -> bool:
@@ -137,6 +149,10 @@ class ReplayEngine:
     def wake_s(self) -> float | None:
         """When a load from an offload tier is done; None with none under way."""
         return self._offload.link.next_done_s if self._offload is not None else None
+
+    def close(self) -> None:
+        """Let go of what the scheduler holds outside this process's memory (a step log)."""
+        self.scheduler.shutdown()
 
     def program_over(self, program_id: str) -> None:
         """Tell the offload tiers, where there are any, that a program has ended."""
@@ -231,12 +247,24 @@ class ReplayEngine:
                 ended.append(turn)
         # A jump is not one step: under a copy of its output, the scheduler's step timer does not take it for a sample.
         output = step.output if step.steps == 1 else copy.copy(step.output)
+        if step.steps > 1:
+            self._tell_decode_time(step)
         self._hand_back(output, request_ids, sampled)
         for turn in ended:
             del self._turns[turn.request_id]
         if ended:
             self._is_settled = False
         return ended
+
+    def _tell_decode_time(self, step: Step) -> None:
+        """What our scheduler's step timer would have seen of the steps of a jump: every so many are a sample."""
+        estimates = getattr(self.scheduler, "_estimates", None)
+        if estimates is None:
+            return
+        self._untold_steps += step.steps
+        samples, self._untold_steps = divmod(self._untold_steps, DECODE_EVERY)
+        for _ in range(min(samples, DECODE_SAMPLES_MAX)):
+            estimates.decode.step_ran(int(step.load.decode_kv_tokens), step.duration_s / step.steps)
 
     def _hand_back(self, output: SchedulerOutput, request_ids: list[str], sampled: list[list[int]]) -> None:
         """What the model runner returns: sampled tokens, and the transfers that are done."""
@@ -271,7 +299,8 @@ class ReplayEngine:
             return 1
         now_s = self._clock.now_s()
         horizon_s = min(horizon_s, self.wake_s or horizon_s)
-        if self.scheduler.waiting:
+        # Wherever they wait: in a queue of vLLM's, for a load, or held back by a policy.
+        if len(self._turns) > len(running):
             horizon_s = min(horizon_s, now_s + JUMP_S_MAX_WHILE_WAITING)
         load = StepLoad(
             decode_seqs=len(running),

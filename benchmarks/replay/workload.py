@@ -68,6 +68,20 @@ class ToolTimes(StrEnum):
     RESAMPLED = "resampled"
 
 
+class DeclaredTurns(StrEnum):
+    """How well a program's number of turns is told beforehand."""
+
+    #: Not at all.
+    NONE = "none"
+    EXACT = "exact"
+    #: Off by up to 30 % either way.
+    WITHIN_30_PERCENT = "within_30_percent"
+    #: Off by up to a factor of 2 either way, even on a logarithmic scale.
+    WITHIN_FACTOR_2 = "within_factor_2"
+    #: A limit that the program stays below: 1 to 4 times its turns, even on a logarithmic scale.
+    UPPER_BOUND = "upper_bound"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyTurn:
     """A turn with nothing left to draw."""
@@ -91,10 +105,16 @@ class ReadyProgram:
     turns: tuple[ReadyTurn, ...]
     #: When it arrives. None: when a place in the closed loop is free, or when its parent's turn ends.
     arrival_s: float | None
+    #: How many turns it says it will take; None where it says nothing.
+    declared_turns: int | None = None
 
     @property
     def program_id(self) -> str:
         return self.program.program_id
+
+    def declared_after(self, turn: int) -> int | None:
+        """The turns that it says are still to come after `turn` (counted from 0); 0 once it has taken more than it said."""
+        return None if self.declared_turns is None else max(0, self.declared_turns - turn - 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,12 +137,14 @@ def build_workload(
     tool_times: ToolTimes = ToolTimes.RECORDED,
     durations: Mapping[str, Sequence[float]] | None = None,
     tool_time_scale: float = 1.0,
+    declared: DeclaredTurns = DeclaredTurns.NONE,
 ) -> Workload:
     """Choose programs, order and tool times from `seed`.
 
     Args:
         programs: how many; a trace with more is sampled without replacement, one with fewer is repeated under new ids.
         durations: measured seconds by tool class, for `RESAMPLED`.
+        declared: how well programs say how many turns they will take; sub-agents say it of themselves.
 
     Raises:
         InvalidRequest: recorded arrivals where the trace has none, or nothing to resample from.
@@ -154,6 +176,7 @@ def build_workload(
                     program=_renamed(member, copy),
                     turns=turns,
                     arrival_s=arrival_s if member is program else None,
+                    declared_turns=_declared_turns(len(turns), declared, Random(f"{seed}/declare/{len(ready)}")),
                 )
             )
     concurrency = arrivals.concurrency if arrivals.kind is ArrivalKind.CLOSED else None
@@ -233,6 +256,21 @@ def _ready_turn(
         tool=turn.tool,
         tool_s=seconds,
     )
+
+
+def _declared_turns(turns: int, declared: DeclaredTurns, rng: Random) -> int | None:
+    uniform = rng.random()
+    match declared:
+        case DeclaredTurns.NONE:
+            return None
+        case DeclaredTurns.EXACT:
+            return turns
+        case DeclaredTurns.WITHIN_30_PERCENT:
+            return max(1, round(turns * (0.7 + 0.6 * uniform)))
+        case DeclaredTurns.WITHIN_FACTOR_2:
+            return max(1, round(turns * 2.0 ** (2.0 * uniform - 1.0)))
+        case DeclaredTurns.UPPER_BOUND:
+            return math.ceil(turns * 4.0**uniform)
 
 
 def _user_wait_s(normal: float) -> float:

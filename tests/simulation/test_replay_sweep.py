@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_program.errors import InvalidRequest
-from benchmarks.compare import QUICK, tasks_of
 from benchmarks.replay import cli
 from benchmarks.replay.experiment import Cell, Policy
 from benchmarks.replay.sweep import ResultCache, Source, Task, run_sweep, with_seeds
 from benchmarks.replay.trace import save_trace
 from benchmarks.replay.workload import Arrivals
+from engine_replicas.config import SchedulingPreset
 from support.replays import SMALL, agents
 
 
@@ -37,10 +37,11 @@ def test_a_key_names_all_that_a_result_depends_on(trace_file, tmp_path):
         replace(one, cell=replace(one.cell, seed=2)),
         replace(one, source=replace(one.source, scale=0.5)),
         replace(one, durations=(("bash", (1.0,)),)),
+        replace(one, with_rows=False),
     ]
     save_trace(agents(5, turns=4), tmp_path / "other.jsonl")
     others.append(task(tmp_path / "other.jsonl"))
-    assert len({one.key, *(other.key for other in others)}) == 6
+    assert len({one.key, *(other.key for other in others)}) == 7
 
 
 def test_a_sweep_goes_on_where_it_stopped(trace_file, tmp_path):
@@ -50,6 +51,25 @@ def test_a_sweep_goes_on_where_it_stopped(trace_file, tmp_path):
     again = list(run_sweep(tasks, cache_in=store))
     assert [done.was_cached for done in again] == [True, False]
     assert again[0].result == json.loads(json.dumps(first.result))
+
+
+def test_a_stored_result_keeps_the_time_that_it_took(trace_file, tmp_path):
+    store = ResultCache(tmp_path / "cache")
+    first, again = (next(iter(run_sweep([task(trace_file)], cache_in=store))) for _ in range(2))
+    assert again.was_cached
+    assert again.wall_s == first.wall_s > 0
+
+
+def test_progress_is_told_program_by_program(trace_file):
+    told = []
+    list(run_sweep([task(trace_file)], cache_in=None, on_progress=lambda *news: told.append(news)))
+    assert told == [(0, ended, 5) for ended in range(1, 6)]
+
+
+def test_results_without_rows_hold_figures_only(trace_file):
+    (done,) = run_sweep([replace(task(trace_file), with_rows=False)], cache_in=None)
+    assert "by_program" not in done.result
+    assert done.result["completion_s"]["mean"] > 0
 
 
 def test_a_damaged_result_is_run_again(trace_file, tmp_path):
@@ -72,12 +92,6 @@ def test_a_source_that_is_neither_file_nor_generator_is_refused():
         Source(name="nothing").load(seed=1, programs=3)
 
 
-def test_the_quick_matrix_covers_light_load_and_overload_for_each_preset():
-    named = tasks_of(QUICK, ["vllm", "continuum"])
-    assert {point.name for point, _ in named} == {"light", "over"}
-    assert len(named) == 2 * len(QUICK.workloads) * len(QUICK.loads) * len(QUICK.seeds)
-
-
 def command(*arguments):
     import typer
 
@@ -88,21 +102,36 @@ def command(*arguments):
 
 def test_the_command_compares_presets_and_writes_its_results(trace_file, tmp_path, monkeypatch):
     monkeypatch.setenv("CONTINUUM_CACHE", str(tmp_path / "cache"))
-    told = command(trace_file, "--rate", 2, "--programs", 5, "--kv-tokens", 24000, "--out", tmp_path / "out", "--json")
+    told = command(
+        trace_file,
+        "--rate",
+        2,
+        "--programs",
+        5,
+        "--kv-tokens",
+        24000,
+        "--csv",
+        tmp_path / "out",
+        "--html",
+        tmp_path / "out" / "report.html",
+        "--json",
+    )
     assert told.exit_code == 0, told.output
     document = json.loads(told.stdout)
-    assert [point["policy"] for point in document["points"]] == ["vllm", "continuum"]
+    assert [point["policy"] for point in document["points"]] == list(SchedulingPreset)
     assert "continuum_over_vllm_max" in document["summary"]
+    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
     with (tmp_path / "out" / "programs.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 10
+        assert len(list(csv.DictReader(file))) == 5 * len(SchedulingPreset)
     assert json.loads((tmp_path / "out" / "replay.json").read_text())["runs"][0]["by_program"]
 
 
 def test_the_command_says_what_the_presets_would_change(trace_file, tmp_path, monkeypatch):
     monkeypatch.setenv("CONTINUUM_CACHE", str(tmp_path / "cache"))
-    told = command(trace_file, "--rate", 2, "--programs", 5, "--gpu", "b200", "--dram-gb", 100)
+    told = command(trace_file, "--rate", 2, "--programs", 5, "--gpu", "b200", "--offload", "100@45")
     assert told.exit_code == 0, told.output
     assert "uncalibrated: b200 has no public kernel profile" in told.stdout
+    assert "offload to dram 100 GB at 45 GB/s" in told.stdout
     assert "No preset ends programs noticeably earlier than vllm here." in told.stdout
 
 
@@ -114,6 +143,10 @@ def test_the_command_says_what_the_presets_would_change(trace_file, tmp_path, mo
         (["no-such-trace"], "neither a trace file nor a generator"),
         (["swebench", "--load", "heavy"], "not a list of numbers"),
         (["swebench", "--rate", "1", "--recorded"], "exclude each other"),
+        (["swebench", "--offload", "dram:much"], "is not GB, or NAME:GB@RATE"),
+        (["swebench", "--lose", "one"], "is not REPLICA@SECONDS"),
+        (["swebench", "--lose", "1@5"], "there is no replica 1 among 1"),
+        (["swebench", "--declared", "perhaps"], "is none of none, exact"),
         (["swebench", "--recorded", "--programs", "3"], "no arrival times"),
     ],
 )

@@ -102,9 +102,17 @@ def scheduler_stats() -> dict[str, Any]:
     return {**controller.stats(), **meter.to_plain()}
 
 
+SHADOW: Mapping[str, Any] = {
+    "agreement": {"both": 1, "neither": 0, "only_real": 1, "only_shadow": 0},
+    "block_seconds": {"shadow": 2.0, "real": 3.0},
+    "would_save_tokens": 16,
+    "would_recompute_tokens": 32,
+}
+
+
 def engine_text() -> str:
     """An engine replica's page."""
-    return exposition({**scheduler_stats(), **QUEUE_STATS}, REPLICA_STATS)
+    return exposition({**scheduler_stats(), **QUEUE_STATS, "shadow": SHADOW}, REPLICA_STATS)
 
 
 async def tools_text(state_dir: Path) -> str:

@@ -7,13 +7,14 @@ import itertools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from agent_program.ids import ProgramId
+from support.cluster import fake_cluster
 from tool_runtime.actor import ToolActor
-from tool_runtime.config import ToolRuntimeSettings
+from tool_runtime.config import SandboxBackend, ToolRuntimeSettings
 from tool_runtime.history import LatencyHistory
 from tool_runtime.tool_call import ToolCall, ToolResult, ToolStarted
 from tool_runtime.trees import delete_tree
@@ -45,6 +46,15 @@ async def tool_actor(
             yield actor
         finally:
             await actor.close()
+
+
+@asynccontextmanager
+async def actor_with(backend: SandboxBackend, **settings: Any) -> AsyncIterator[ToolActor]:
+    """An actor with a backend by name, and with a cluster of its own where the backend needs one."""
+    async with AsyncExitStack() as stack:
+        if backend is SandboxBackend.KUBERNETES:
+            settings["kubernetes"] = (await stack.enter_async_context(fake_cluster())).settings()
+        yield await stack.enter_async_context(tool_actor(sandbox=backend, **settings))
 
 
 class Program:

@@ -139,6 +139,69 @@ def test_tracelab_rounds(tmp_path):
     assert program.turns[0].tool_s == 2.5
 
 
+def journaled(program_id, created_at, *turns):
+    """A line of `continuum programs export`; `turns`: (started, finished, prompt, output, tool key)."""
+    return {
+        "format": "continuum.program/1",
+        "id": program_id,
+        "model": "small",
+        "created_at": created_at,
+        "max_turns": 8,
+        "turns": [
+            {
+                "turn": number,
+                "started_at": started,
+                "finished_at": finished,
+                "prompt_tokens": prompt,
+                "output_tokens": output,
+                "tool_key": tool,
+                "added_later": None,
+            }
+            for number, (started, finished, prompt, output, tool) in enumerate(turns, start=1)
+        ],
+    }
+
+
+def test_the_platforms_own_journal(tmp_path):
+    path = lines(
+        tmp_path / "programs.jsonl",
+        journaled("prog_b", 105.0, (105.0, 106.0, 50, 5, None)),
+        journaled(
+            "prog_a",
+            107.5,
+            (107.6, 109.0, 100, 10, "pytest"),
+            (112.5, 113.0, 160, 20, "git"),
+            (114.0, 115, 90, 5, "ls"),
+        ),
+    )
+    assert detect_format(path) == "journal"
+    b, a = import_trace(path).programs
+    assert (b.arrival_s, a.arrival_s, a.kind) == (0.0, 2.5, "small")
+    first, second, third = a.turns
+    # The wait is from the end of one turn to the start of the next; 160 tokens continue the 110 before them.
+    assert (first.tool, first.tool_s) == ("pytest", 3.5)
+    assert (second.prefix_tokens, second.new_input_tokens) == (110, 50)
+    assert third.prefix_tokens == 0
+    assert (third.tool, third.tool_s) == (None, None)
+
+
+def test_a_journal_of_another_major_version_is_refused(tmp_path):
+    line = journaled("prog_a", 0.0, (0.0, 1.0, 50, 5, None)) | {"format": "continuum.program/2"}
+    with pytest.raises(
+        InvalidRequest, match=r"p.jsonl line 1 .* 'continuum.program/2', where continuum.program/1 is read"
+    ):
+        import_trace(lines(tmp_path / "p.jsonl", line))
+
+
+def test_a_trajectory_with_tool_calls_names_its_command(tmp_path):
+    path = mini_swe(tmp_path / "a.traj.json", (100, 10, 0, "ls"), (140, 20, 2, "ls"))
+    document = json.loads(path.read_text())
+    call = {"function": {"name": "bash", "arguments": json.dumps({"command": "git diff"})}}
+    document["messages"][2] |= {"content": None, "tool_calls": [call]}
+    path.write_text(json.dumps(document))
+    assert import_trace(path).programs[0].turns[0].tool == "git"
+
+
 def test_the_replays_own_format_is_recognised(tmp_path):
     turn = Turn(input_tokens=5, prefix_tokens=0, output_tokens=1, tool=None, tool_s=None)
     save_trace(ReplayTrace(name="n", programs=(Program(program_id="p", turns=(turn,)),)), tmp_path / "n.jsonl")
@@ -151,12 +214,52 @@ def test_the_replays_own_format_is_recognised(tmp_path):
     [
         ("x.jsonl", '{"a": 1}\n', "cannot tell the format"),
         ("x.jsonl", "not json\n", "cannot tell the format"),
-        ("x.json", '{"a": 1}', "is not a weka trace"),
-        ("x.csv", "id,input_len\n1,2\n", "is not a tracelab trace"),
+        ("x.json", '{"a": 1}', "is not of a weka trace: no 'requests'"),
         ("x.traj.json", '{"messages": []}', "holds no program"),
     ],
 )
 def test_a_file_of_no_known_format_is_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidRequest, match=message):
+        import_trace(tmp_path / name)
+
+
+MOONCAKE = '{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "id,input_len\n1,2\n", "x.csv line 2 is not of a tracelab trace: no 'prefix_len'"),
+        ("x.jsonl", MOONCAKE + "\n" + MOONCAKE[:-9] + "\n", "x.jsonl line 3 is not of a mooncake trace"),
+        ("x.jsonl", MOONCAKE + '{"timestamp": 1}\n', "x.jsonl line 2 is not of a mooncake trace: no 'hash_ids'"),
+        (
+            "x.jsonl",
+            '{"type": "a"}\n{"message": "none"}\n{"message": {"role"',
+            "x.jsonl line 3 is not of a claude",
+        ),
+        (
+            "x.jsonl",
+            '{"message": {"role": "user"}, "timestamp": "noon"}\n',
+            "line 1 .* claude-code trace: Invalid isoformat",
+        ),
+        ("x.jsonl", '{"format": "continuum.program/1", "created_at": 1, "id": "p"}\n', "line 1 .* no 'turns'"),
+        ("x.json", '{"requests": [{"in": 5}, {"out": 5}]}', "x.json request 2 of x is not of a weka trace: no 'in'"),
+        ("x.json", "[1]", "x.json is not of a weka trace: not a JSON object"),
+        (
+            "x.traj.json",
+            '{"messages": [{"role": "assistant", "extra": {"response": {"usage": {"prompt_tokens": "many"}}}}]}',
+            "x.traj.json message 1 is not of a mini-swe-agent trace",
+        ),
+        (
+            "x.traj.json",
+            '{"messages": [{"role": "assistant", "extra": {"response": {"usage": '
+            '{"prompt_tokens": -5, "completion_tokens": 1}}}}]}',
+            "message 1 .* -5 input",
+        ),
+    ],
+)
+def test_an_error_names_the_line_the_request_or_the_message(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(InvalidRequest, match=message):
         import_trace(tmp_path / name)

@@ -1,6 +1,7 @@
 """A step-time model fitted to an engine's own step log."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -61,3 +62,14 @@ def test_a_line_that_is_no_step_is_named(tmp_path):
 def test_too_few_steps_are_refused():
     with pytest.raises(InvalidRequest, match="at least 4"):
         fit_step_time(LOG[:3])
+
+
+def test_steps_that_others_held_up_count_in_full():
+    # One step in ten takes ten times as long: together they take 1.9 times as long as the machine alone would need.
+    disturbed = [
+        replace(step, duration_s=step.duration_s * (10 if index % 10 == 0 else 1))
+        for index, step in enumerate(LOG * 10)
+    ]
+    fit = fit_step_time(disturbed)
+    predicted = sum(sum(c * x for c, x in zip(fit.coefficients, step.features, strict=True)) for step in disturbed)
+    assert predicted == pytest.approx(sum(step.duration_s for step in disturbed))

@@ -8,7 +8,14 @@ import pytest
 from agent_program.errors import InvalidRequest
 from benchmarks.replay.generators import GENERATORS, generate
 from benchmarks.replay.trace import USER_WAIT, Parent, Program, Trace, Turn, load_trace, pooled_eta
-from benchmarks.replay.workload import ArrivalKind, Arrivals, ToolTimes, build_workload
+from benchmarks.replay.workload import (
+    ArrivalKind,
+    Arrivals,
+    DeclaredTurns,
+    ReadyProgram,
+    ToolTimes,
+    build_workload,
+)
 from support.traces import trace_path
 
 
@@ -129,6 +136,49 @@ def test_resampling_from_nothing_is_refused():
         build_workload(TRACE, arrivals=Arrivals(rate_per_s=1.0), seed=1, tool_times=ToolTimes.RESAMPLED)
 
 
+# --- declared turns ----------------------------------------------------------------------------------------------------
+
+
+def declared(kind):
+    trace = generate("memoryless", programs=400, seed=1)
+    work = build_workload(trace, arrivals=Arrivals(rate_per_s=1.0), seed=1, declared=kind)
+    return [(program.declared_turns, len(program.turns)) for program in work.programs]
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most", "middle"),
+    [
+        (DeclaredTurns.EXACT, 1.0, 1.0, 1.0),
+        (DeclaredTurns.WITHIN_30_PERCENT, 0.7, 1.3, 1.0),
+        (DeclaredTurns.WITHIN_FACTOR_2, 0.5, 2.0, 1.0),
+        (DeclaredTurns.UPPER_BOUND, 1.0, 4.0, 2.0),
+    ],
+)
+def test_declared_turns_are_wrong_by_no_more_than_their_kind(kind, least, most, middle):
+    pairs = [(said, turns) for said, turns in declared(kind) if turns >= 10]
+    ratios = [said / turns for said, turns in pairs]
+    # A declaration is a whole number: at most one turn beside the ratio drawn.
+    assert all(least * turns - 1 < said < most * turns + 1 for said, turns in pairs)
+    assert statistics.median(ratios) == pytest.approx(middle, rel=0.15)
+
+
+def test_nothing_is_declared_unless_asked_for():
+    assert {said for said, _ in declared(DeclaredTurns.NONE)} == {None}
+
+
+def test_what_is_left_counts_down_and_never_below_none():
+    program = ReadyProgram(index=0, program=TRACE.programs[0], turns=(), arrival_s=0.0, declared_turns=3)
+    assert [program.declared_after(turn) for turn in range(5)] == [2, 1, 0, 0, 0]
+
+
+def test_declaring_changes_nothing_else_of_a_workload():
+    plain, told = (
+        build_workload(TRACE, arrivals=Arrivals(rate_per_s=1.0), seed=1, declared=kind)
+        for kind in (DeclaredTurns.NONE, DeclaredTurns.UPPER_BOUND)
+    )
+    assert [(p.arrival_s, p.turns) for p in plain.programs] == [(p.arrival_s, p.turns) for p in told.programs]
+
+
 # --- generators --------------------------------------------------------------------------------------------------------
 
 
@@ -150,17 +200,66 @@ def test_generated_turns_add_up(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "turns", "tool_s", "tokens"),
-    [("swebench", 10.9, 0.925, 70_126), ("bfcl", 6.3, 1.923, 77_000)],
+    ("name", "turns", "tool_s", "tokens", "scale"),
+    [
+        ("swebench", (10.9, 2.1), (0.925, 3.550), (70_126, 19_732), 1.0),
+        # The paper ran it with every length multiplied by 0.4.
+        ("bfcl", (6.3, 2.3), (1.923, 2.133), (93_256, 68_687), 0.4),
+    ],
 )
-def test_the_papers_workloads_have_the_papers_statistics(name, turns, tool_s, tokens):
-    # BFCL's published mean of 93,256 includes contexts beyond the 125,000 tokens at which ours are cut.
-    programs = generate(name, programs=2000, seed=1).programs
-    assert statistics.mean(len(program.turns) for program in programs) == pytest.approx(turns, rel=0.03)
-    assert statistics.mean(turn.tool_s for program in programs for turn in program.turns[:-1]) == pytest.approx(
-        tool_s, rel=0.1
+def test_the_papers_workloads_have_the_papers_statistics(name, turns, tool_s, tokens, scale):
+    programs = generate(name, programs=4000, seed=1).programs
+
+    def is_close(values, published, spread):
+        mean, deviation = published
+        assert statistics.mean(values) == pytest.approx(mean, rel=0.05)
+        assert statistics.pstdev(values) == pytest.approx(deviation, rel=spread)
+
+    is_close([len(program.turns) for program in programs], turns, 0.1)
+    # A sample's deviation of so heavy a tail is itself uncertain.
+    is_close([turn.tool_s for program in programs for turn in program.turns[:-1]], tool_s, 0.25)
+    is_close([program.peak_tokens / scale for program in programs], tokens, 0.15)
+
+
+def test_what_is_left_of_a_swebench_program_falls_as_in_the_paper_though_further():
+    # Its Fig. 3, read off: a median of about 72k tokens to come at the first turn, about 12k from the thirteenth on.
+    programs = generate("swebench", programs=4000, seed=1).programs
+
+    def to_come(program, turn):
+        return sum(one.new_input_tokens + one.output_tokens for one in program.turns[turn:])
+
+    assert statistics.median(to_come(program, 0) for program in programs) == pytest.approx(72_000, rel=0.1)
+    late = [to_come(program, turn) for program in programs for turn in range(12, len(program.turns))]
+    # Ours spread their context evenly over the turns: less is left at the end than the paper's programs have.
+    assert 4_000 < statistics.median(late) < 12_000
+
+
+def test_heavy_tailed_tools_are_those_of_the_field():
+    times = sorted(
+        turn.tool_s for program in generate("heavy_tail", programs=3000, seed=1).programs for turn in program.turns[:-1]
     )
-    assert statistics.mean(program.peak_tokens for program in programs) == pytest.approx(tokens, rel=0.05)
+
+    def share_below(seconds):
+        return sum(time < seconds for time in times) / len(times)
+
+    # TraceLab: 60.9 %, 88.2 % and 96.0 %; a median of 0.285 s.
+    assert [share_below(seconds) for seconds in (1, 10, 60)] == pytest.approx([0.609, 0.882, 0.96], abs=0.04)
+    assert statistics.median(times) == pytest.approx(0.285, rel=0.2)
+    assert sum(time for time in times if time > 60) / sum(times) > 0.7
+
+
+def test_interactive_programs_are_those_of_the_field():
+    programs = generate("interactive", programs=4000, seed=1).programs
+    lengths = sorted(len(program.turns) for program in programs)
+    waits = sorted(turn.tool_s for program in programs for turn in program.turns[:-1])
+    # Weka's tasks: P50 4 and P90 32 turns; waits of 9 and 77 s; 12 % over a minute; a first prompt of 125k x 0.4.
+    assert lengths[2000] == pytest.approx(4, abs=1)
+    assert lengths[3600] == pytest.approx(32, rel=0.15)
+    assert waits[len(waits) // 2] == pytest.approx(9.0, rel=0.1)
+    assert waits[int(0.9 * len(waits))] == pytest.approx(77.0, rel=0.1)
+    assert sum(wait > 60 for wait in waits) / len(waits) == pytest.approx(0.12, abs=0.02)
+    assert statistics.mean(program.turns[0].input_tokens for program in programs) == pytest.approx(50_000, rel=0.1)
+    assert pooled_eta(programs) < 0.05
 
 
 def test_the_replications_workload_has_its_medians():
