@@ -60,6 +60,22 @@ _PRESETS = {
 }
 
 
+class ShadowSettings(BaseModel):
+    """A retention policy that looks on. Unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: SchedulingPreset = Field(
+        default=SchedulingPreset.ADAPTIVE, description="The preset whose retention looks on; `retention` overrides."
+    )
+    retention: RetentionName | None = Field(
+        default=None, description="The retention policy that looks on, where it is not the preset's."
+    )
+    ttl_s: float = Field(
+        default=2.0, ge=0, le=86_400, description="How long `static_ttl` would retain every turn's KV, in seconds."
+    )
+
+
 class SchedulingSettings(BaseModel):
     """What the scheduler does with paused programs. Unknown keys are an error."""
 
@@ -119,6 +135,12 @@ class SchedulingSettings(BaseModel):
         le=1,
         description="Ordering `adaptive`: first turns of programs go first while those that run hold less than this share of "
         "the KV blocks.",
+    )
+    lane_time_share: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Ordering `adaptive`: the share of the engine's time that first turns may take before others.",
     )
     backfill_skips_max: int = Field(
         default=4,
@@ -191,10 +213,23 @@ class SchedulingSettings(BaseModel):
         description="File that gets one JSON line per engine step, for fitting step-time models; off by default.",
     )
 
+    shadow: ShadowSettings | None = Field(
+        default=None,
+        description="A second retention policy that sees all that happens and holds nothing; what it would have done is in the "
+        "engine's statistics.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _nothing_given_is_the_default(cls, value: object) -> object:
         return {} if value is None else value
+
+    def of_shadow(self) -> SchedulingSettings | None:
+        """These settings with the shadow's retention in place of the one that acts; None without a shadow."""
+        if self.shadow is None:
+            return None
+        named = {"preset": self.shadow.preset, "retention": self.shadow.retention, "ttl_s": self.shadow.ttl_s}
+        return self.model_copy(update={**named, "shadow": None})
 
     @property
     def retention_name(self) -> RetentionName:

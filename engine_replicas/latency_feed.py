@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 
+from agent_program.clock import Clock
 from agent_program.errors import StoreUnavailable
 from agent_program.tool_events import LatencySample
 from engine_replicas.scheduler_client import SchedulerClient
@@ -24,12 +25,15 @@ logger = logging.getLogger(__name__)
 class LatencyFeed:
     """History in, history out."""
 
-    def __init__(self, history: LatencyHistory, scheduler: SchedulerClient):
+    def __init__(self, history: LatencyHistory, scheduler: SchedulerClient, clock: Clock):
         self._history = history
         self._scheduler = scheduler
+        self._clock = clock
         self._samples: deque[LatencySample] = deque(maxlen=SAMPLES_WAITING_MAX)
         #: The snapshot that the scheduler has; None before the first.
         self.version: int | None = None
+        #: When the store last said that the scheduler's snapshot is the newest.
+        self.confirmed_s: float | None = None
         #: Rounds that found the store away.
         self.store_errors = 0
         self._is_store_away = False
@@ -53,6 +57,8 @@ class LatencyFeed:
         if snapshot.version != self.version:
             taken = await self._scheduler.call("continuum_push_latency", snapshot.to_dict())
             self.version = snapshot.version if taken is not None else self.version
+        if snapshot.version == self.version:
+            self.confirmed_s = self._clock.now_s()
 
     async def run(self, period_s: float) -> None:
         """Rounds for ever, until cancelled."""

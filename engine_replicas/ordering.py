@@ -120,27 +120,46 @@ def _service_level(attained_s: float) -> int:
 
 
 class FirstTurnLane:
-    """How much memory the first turns hold that run, and whether more may go first."""
+    """Whether a first turn may go before all others.
 
-    def __init__(self, *, tokens_max: float) -> None:
+    The lane is bounded twice: first turns that run in it hold no more than a share of the memory, and their prefills take no
+    more than a share of the engine's time, counted as a bucket that fills with time and that each of them empties. So a flood
+    of new programs delays the others by no more than that share.
+    """
+
+    #: Seconds of lane time that may be saved up while no program comes.
+    _SAVED_S_MAX = 1.0
+
+    def __init__(self, *, tokens_max: float, time_share: float) -> None:
         self._tokens_max = tokens_max
+        self._time_share = time_share
         self._running: dict[str, int] = {}
         self._tokens = 0
+        self._saved_s = self._SAVED_S_MAX
+        self._saved_at_s = 0.0
 
     @property
-    def is_open(self) -> bool:
-        """Whether a first turn may go before all others."""
-        return self._tokens < self._tokens_max
+    def tokens(self) -> int:
+        """Tokens of the first turns that run in the lane."""
+        return self._tokens
 
-    def scheduled(self, turn_id: str, tokens: int) -> None:
-        """A first turn runs."""
+    def is_open(self, now_s: float) -> bool:
+        """Whether the next first turn may go before all others."""
+        return self._tokens < self._tokens_max and self._saved(now_s) > 0.0
+
+    def scheduled(self, turn_id: str, *, tokens: int, prefill_s: float, now_s: float) -> None:
+        """A first turn runs in the lane; its prefill takes about `prefill_s`."""
         self.left(turn_id)
         self._running[turn_id] = tokens
         self._tokens += tokens
+        self._saved_s, self._saved_at_s = self._saved(now_s) - prefill_s, now_s
 
     def left(self, turn_id: str) -> None:
         """It does not run any more."""
         self._tokens -= self._running.pop(turn_id, 0)
+
+    def _saved(self, now_s: float) -> float:
+        return min(self._SAVED_S_MAX, self._saved_s + self._time_share * (now_s - self._saved_at_s))
 
 
 class Arrivals:
@@ -155,6 +174,11 @@ class Arrivals:
 
     def __len__(self) -> int:
         return len(self._arrived_s)
+
+    @property
+    def overdue(self) -> int:
+        """Turns that have waited too long, and go first."""
+        return len(self._overdue)
 
     def arrived(self, turn_id: str, now_s: float) -> None:
         """A turn entered the queue."""
@@ -177,6 +201,12 @@ class Arrivals:
     def is_overdue(self, turn_id: str) -> bool:
         """Whether it had waited too long when `find_overdue` was last called."""
         return turn_id in self._overdue
+
+    def longest_wait_s(self, now_s: float) -> float:
+        """No waiting turn has waited for longer; infinite while one is overdue."""
+        if self._overdue:
+            return math.inf
+        return now_s - next(iter(self._waiting.values())) if self._waiting else 0.0
 
     def find_overdue(self, now_s: float) -> bool:
         """Whether more turns have become overdue since the last call. Looks at the earliest only."""

@@ -26,16 +26,18 @@ from engine_replicas.retention.reload_cost import ReloadCost
 from engine_replicas.retention.tool_latency import ToolLatencyView
 
 
-def new_estimates(settings: SchedulingSettings, *, step_tokens_max: int, kv_tokens_total: int) -> Estimates:
+def new_estimates(
+    settings: SchedulingSettings, *, step_tokens_max: int, kv_tokens_total: int, has_tier: bool = False
+) -> Estimates:
     """Estimators that know nothing yet, for an engine that computes at most `step_tokens_max` tokens a step and holds
-    `kv_tokens_total`."""
+    `kv_tokens_total`, with or without a tier below."""
     prefill = PrefillCost(chunk_tokens_max=step_tokens_max)
     return Estimates(
         tools=ToolLatencyView(window=settings.duration_window, tools_max=settings.tools_max),
         queueing_delay=QueueingDelay(window=settings.queueing_delay_window),
         eta=EtaEstimator(window=settings.program_window, programs_min=settings.eta_programs_min),
         prefill=prefill,
-        reload=ReloadCost(prefill, kv_tokens_total=kv_tokens_total),
+        reload=ReloadCost(prefill, kv_tokens_total=kv_tokens_total, has_tier=has_tier),
         decode=DecodeCost(),
     )
 

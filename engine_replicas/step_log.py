@@ -16,7 +16,7 @@ from typing import Any
 from engine_replicas.retention.prefill_cost import PrefillStep
 
 #: Of the steps that only decode, one in so many is a sample: they come by the thousand and cost a walk over the batch.
-_DECODE_EVERY = 8
+DECODE_EVERY = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +67,17 @@ class StepTimer:
         """A step was scheduled; `output` is vLLM's SchedulerOutput. Its work is counted only if somebody wants to know."""
         if not output.total_num_scheduled_tokens:
             return
-        has_prefill = output.total_num_scheduled_tokens > len(output.num_scheduled_tokens)
-        is_sampled = has_prefill or self._decodes_are_due() or self._log is not None
+        tokens = output.total_num_scheduled_tokens
+        prefill_tokens = tokens - list(output.num_scheduled_tokens.values()).count(1)
+        # Neither mostly prefill nor nothing but decodes: no sample of anything.
+        is_sampled = 2 * prefill_tokens >= tokens if prefill_tokens else self._decodes_are_due()
+        is_sampled |= self._log is not None
         work = _work(output, requests, now_s) if is_sampled else None
         self._in_flight.append((id(output), work, now_s))
 
     def _decodes_are_due(self) -> bool:
         self._decode_steps += 1
-        return self._decode_steps % _DECODE_EVERY == 0
+        return self._decode_steps % DECODE_EVERY == 0
 
     def finished(self, output: Any, now_s: float) -> PrefillStep | DecodeStep | None:
         """A step's output arrived. Returns it as a sample if it was mostly prefill, or nothing but decodes."""

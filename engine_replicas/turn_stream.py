@@ -26,6 +26,18 @@ class TurnOpened:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TurnTimings:
+    """Where the engine's part of a turn went, in seconds, one phase after the other."""
+
+    #: From the engine's queue to its first step.
+    queue_s: float
+    #: From there to the first token.
+    prefill_s: float
+    #: From there to the last token.
+    decode_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TurnClosed:
     """The last item: what the turn cost and what comes next."""
 
@@ -42,6 +54,8 @@ class TurnClosed:
     #: The scheduler's answer to the arming of the lease (`ttl_s`, `blocks`, `reason`); None where none was asked for or
     #: the scheduler did not answer.
     lease: dict[str, Any] | None
+    #: None where the engine did not say.
+    timings: TurnTimings | None = None
 
 
 NOT_GENERATED = TurnClosed(

@@ -26,6 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from agent_program.turn import TurnHints
 from engine_replicas.token_continuity import TokenMemory
+from engine_replicas.turn_stream import TurnTimings
 
 
 class TurnRecord:
@@ -46,6 +47,8 @@ class TurnRecord:
         self.output_text = ""
         self.output_token_ids: list[int] = []
         self.finish_reason: str | None = None
+        #: None before the end.
+        self.timings: TurnTimings | None = None
         #: The engine core is gone; the turn can run on another replica.
         self.engine_died = False
         #: The engine's outputs, where they have begun: closing them aborts the request.
@@ -63,6 +66,19 @@ class TurnRecord:
                 self.output_text += choice.text
                 self.output_token_ids.extend(choice.token_ids)
                 self.finish_reason = choice.finish_reason or self.finish_reason
+        if self.finish_reason is not None and output.metrics is not None:
+            self.timings = _timings(output.metrics)
+
+
+def _timings(stats: Any) -> TurnTimings | None:
+    """From vLLM's `RequestStateStats`, whose times are 0 until they happen."""
+    if not 0 < stats.queued_ts <= stats.scheduled_ts <= stats.first_token_ts <= stats.last_token_ts:
+        return None
+    return TurnTimings(
+        queue_s=stats.scheduled_ts - stats.queued_ts,
+        prefill_s=stats.first_token_ts - stats.scheduled_ts,
+        decode_s=stats.last_token_ts - stats.first_token_ts,
+    )
 
 
 current_turn: ContextVar[TurnRecord | None] = ContextVar("current_turn", default=None)

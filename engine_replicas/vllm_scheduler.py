@@ -30,6 +30,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -55,13 +56,15 @@ from engine_replicas.admission import NoAdmission
 from engine_replicas.config import RetentionName, SchedulingSettings
 from engine_replicas.ordering import Fcfs
 from engine_replicas.policies import Policies, named_policies, new_estimates
-from engine_replicas.retention.controller import RetentionController
 from engine_replicas.retention.events import FinishedTurn, HeldKv, TurnEnding
 from engine_replicas.retention.lease import LeaseEnd, LeaseEndReason
 from engine_replicas.retention.policy import Estimates
 from engine_replicas.retention.prefill_cost import PrefillStep
 from engine_replicas.retention.reclaim import WaitingNeed
+from engine_replicas.scheduler_meter import SchedulerMeter
+from engine_replicas.shadowing import new_controller
 from engine_replicas.step_log import StepLog, StepTimer
+from engine_replicas.vllm_host_tier import policies_of
 from engine_replicas.vllm_turn_queue import TurnQueue
 
 SUPPORTED_VLLM = "0.32.0"
@@ -122,21 +125,32 @@ class _Retaining(Scheduler):
         super().__init__(*args, **kwargs)
         settings = _settings(self.vllm_config)
         self._clock = clock or SystemClock()
-        self._estimates = new_estimates(
-            settings, step_tokens_max=self.max_num_scheduled_tokens, kv_tokens_total=self._kv_tokens_total
+        learn = partial(
+            new_estimates,
+            settings,
+            step_tokens_max=self.max_num_scheduled_tokens,
+            kv_tokens_total=self._kv_tokens_total,
+            has_tier=self.connector is not None,
         )
+        self._estimates = learn()
         deciding = policies(settings, self._estimates)
-        self._controller = RetentionController(
-            settings=settings,
-            policy=deciding.retention,
-            estimates=self._estimates,
+        self._host_tiers = policies_of(self.connector)
+        self._controller, self._fitted = new_controller(
+            settings,
+            self._estimates,
+            new_estimates=learn,
             blocks_total=self._blocks_total,
+            block_tokens=self.block_size,
+            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks,
+            policy=deciding.retention,
             reclaiming=deciding.reclaiming,
             is_caching=self.kv_cache_manager.enable_caching,
+            when_program_ended=self._program_ended,
         )
         self._held: dict[int, list[KVCacheBlock]] = {}
         #: Loads from a tier below that are under way: request → (tokens, since when).
         self._loads: dict[str, tuple[int, float]] = {}
+        self._meter = SchedulerMeter()
         # Under vLLM's policy `priority` the operator has said who goes first.
         is_ours = isinstance(self.waiting, FCFSRequestQueue)
         self._queue = TurnQueue(
@@ -187,14 +201,21 @@ class _Retaining(Scheduler):
         hints = _hints(request)
         if hints is not None:
             self._controller.turn_arrived(request.request_id, hints, now_s, has_stop_strings=_has_stop_strings(request))
+            for tier in self._host_tiers:
+                tier.turn_arrived(request.request_id, hints.program_id)
+
+    def _program_ended(self, program_id: ProgramId) -> None:
+        for tier in self._host_tiers:
+            tier.program_ended(program_id)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = self._clock.now_s()
         self._let_go(self._controller.expire(now_s))
         self._queue.before_step(now_s)
         output = super().schedule(throttle_prefills)
-        self._queue.after_step(output)
-        now_s = self._clock.now_s()
+        self._queue.after_step(output, now_s)
+        started_s, now_s = now_s, self._clock.now_s()
+        self._meter.step_scheduled(now_s - started_s)
         for scheduled in output.scheduled_new_reqs:
             self._let_go(self._controller.turn_scheduled(scheduled.req_id, scheduled.num_computed_tokens, now_s))
         self._step_timer.scheduled(output, self.requests, now_s)
@@ -203,10 +224,11 @@ class _Retaining(Scheduler):
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         now_s = self._clock.now_s()
         step = self._step_timer.finished(scheduler_output, now_s)
-        if isinstance(step, PrefillStep):
-            self._estimates.prefill.step_ran(step)
-        elif step is not None:
-            self._estimates.decode.step_ran(step.pairs, step.duration_s)
+        for known in self._fitted:
+            if isinstance(step, PrefillStep):
+                known.prefill.step_ran(step)
+            elif step is not None:
+                known.decode.step_ran(step.pairs, step.duration_s)
         transfers = model_runner_output.kv_connector_output
         if transfers is not None and self._loads:
             self._loads_done(transfers.finished_recving or (), now_s)
@@ -221,6 +243,7 @@ class _Retaining(Scheduler):
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self._let_go(self._controller.release_all(LeaseEndReason.CACHE_RESET, self._clock.now_s()))
+        self._queue.preempted_all()
         return super().reset_prefix_cache(reset_running_requests, reset_connector)
 
     def set_pause_state(self, pause_state: PauseState) -> None:
@@ -273,6 +296,9 @@ class _Retaining(Scheduler):
         running, waiting = self.get_request_counts()
         return {
             **self._controller.stats(),
+            **self._queue.stats(),
+            **self._meter.to_plain(),
+            "block_tokens": self.block_size,
             "total_blocks": self._blocks_total,
             "free_blocks": self.kv_cache_manager.block_pool.get_num_free_blocks(),
             "running": running,
@@ -294,6 +320,8 @@ class _Retaining(Scheduler):
     def _allocate_reclaiming(self, request: Request, *args: Any, **kwargs: Any) -> KVCacheBlocks | None:
         """`allocate_slots`, which takes leases before it gives up; see the top of the file for when it may."""
         blocks = self._allocate_stock(request, *args, **kwargs)
+        if blocks is not None and "delay_cache_blocks" not in kwargs:
+            return blocks  # a running turn grows: nearly every call
         if blocks is None and self._controller.has_leases:
             blocks = self._take_leases(request, lambda: self._allocate_stock(request, *args, **kwargs), kwargs)
         if blocks is not None and kwargs.get("delay_cache_blocks"):
@@ -310,7 +338,9 @@ class _Retaining(Scheduler):
     def _loads_done(self, request_ids: Iterable[str], now_s: float) -> None:
         for request_id in request_ids:
             tokens, started_s = self._loads.pop(request_id, (0, now_s))
-            self._estimates.reload.loaded(tokens, now_s - started_s)
+            for known in self._fitted:
+                known.reload.loaded(tokens, now_s - started_s)
+            self._meter.loaded(tokens)
 
     def _take_leases(
         self, request: Request, allocate: Callable[[], KVCacheBlocks | None], arguments: dict[str, Any]
@@ -406,6 +436,7 @@ class _Retaining(Scheduler):
         if ended:
             self._queue.memory_freed()
         for end in ended:
+            self._meter.lease_ended(end)
             blocks = self._held.pop(end.lease.lease_id)
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
 

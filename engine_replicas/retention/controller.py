@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from agent_program.errors import InvalidRequest
@@ -24,10 +25,11 @@ from engine_replicas.declared_work import DeclaredWork
 from engine_replicas.retention import report
 from engine_replicas.retention.events import Armed, ArmReason, Changes, FinishedTurn, NoLease, TurnEnding
 from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseState
-from engine_replicas.retention.ledger import Cap, Ledger, RetentionCaps
+from engine_replicas.retention.ledger import Ledger, RetentionCaps
 from engine_replicas.retention.policy import EndedTurn, Estimates, RetentionDecision, RetentionPolicy
 from engine_replicas.retention.programs import Branch, LiveTurn, Program, ProgramTable, Standing, ToolWait
 from engine_replicas.retention.reclaim import LatestArrival, Reclaiming, WaitingNeed, hazard_per_s
+from engine_replicas.retention.room import make_room
 from engine_replicas.retention.waits import WaitCounter
 
 
@@ -43,6 +45,7 @@ class RetentionController:
         blocks_total: int,
         reclaiming: Reclaiming | None = None,
         is_caching: bool = True,
+        when_program_ended: Callable[[ProgramId], None] = lambda _: None,
     ) -> None:
         """Start with no program.
 
@@ -53,6 +56,7 @@ class RetentionController:
             blocks_total: KV blocks that the caps are shares of.
             reclaiming: whose lease gives way where memory is short; the paper's rule by default.
             is_caching: whether the engine finds KV again by its content; without that nothing is worth retaining.
+            when_program_ended: told of each program that ends, is released or forgotten.
         """
         self._settings = settings
         self._policy = policy
@@ -61,8 +65,14 @@ class RetentionController:
         self._is_caching = is_caching
         self._work = DeclaredWork()
         self._waits = WaitCounter(estimates.tools)
-        self._programs = ProgramTable(programs_max=settings.programs_max, idle_max_s=settings.program_idle_max_s)
+        self._programs = ProgramTable(
+            programs_max=settings.programs_max,
+            idle_max_s=settings.program_idle_max_s,
+            when_ended=when_program_ended,
+        )
         self._turns: dict[str, LiveTurn] = {}
+        #: Ids of each program's turns that are in the engine, in order of arrival.
+        self._turns_of: dict[ProgramId, dict[str, None]] = {}
         # What can be outbid at any time need not be kept from holding everything.
         fraction_max = 1.0 if self._reclaiming.is_priced else settings.retained_fraction_max
         self._ttl_max_s = settings.priced_ttl_max_s if self._reclaiming.is_priced else settings.ttl_max_s
@@ -80,6 +90,10 @@ class RetentionController:
         self._is_paused = False
         #: Raised whenever the order of turns may have changed; the adapter lowers it when it has sorted.
         self.is_order_stale = False
+        #: Turns in the engine whose `standing` may have changed since the adapter last cleared this.
+        self.changed_turns: set[str] = set()
+        #: Some program has declared its turns: from then on time alone moves the standing of every turn.
+        self.is_work_declared = False
 
     # --- a turn's way through the engine -----------------------------------------------------------------------------
 
@@ -97,6 +111,7 @@ class RetentionController:
         program.live_turns += 1
         program.tools = ToolWait()
         if hints.remaining_turns is not None:
+            self.is_work_declared = True
             program.declared_turns = program.turns_finished + 1 + hints.remaining_turns
         self._turns[turn_id] = LiveTurn(
             program=program,
@@ -108,6 +123,8 @@ class RetentionController:
             has_stop_strings=has_stop_strings,
             is_last=hints.is_last_turn,
         )
+        self._turns_of.setdefault(hints.program_id, {})[turn_id] = None
+        self.changed_turns.add(turn_id)
         self.is_order_stale = True
 
     def turn_loads(self, turn_id: str, tokens: int, now_s: float) -> tuple[LeaseEnd, ...]:
@@ -131,6 +148,7 @@ class RetentionController:
         if turn is None or turn.is_scheduled:
             return ()
         turn.is_scheduled, turn.scheduled_s = True, now_s
+        self.changed_turns.add(turn_id)
         ended = self._take_over(turn, now_s)
         if turn.context_tokens is not None:
             waited_s = now_s - turn.arrived_s
@@ -157,6 +175,7 @@ class RetentionController:
             return Changes()
         program = turn.program
         program.live_turns -= 1
+        self._turn_left(finished.turn_id, program.program_id)
         if turn.is_scheduled:
             program.attained_s += now_s - turn.scheduled_s
             self._work.turn_ran(now_s - turn.scheduled_s)
@@ -180,6 +199,14 @@ class RetentionController:
             turn, finished, tool, decision, LeaseState.ARMED if is_sure else LeaseState.PROVISIONAL, now_s
         )
 
+    def _turn_left(self, turn_id: str, program_id: ProgramId) -> None:
+        others = self._turns_of[program_id]
+        del others[turn_id]
+        self.changed_turns.discard(turn_id)
+        self.changed_turns.update(others)
+        if not others:
+            del self._turns_of[program_id]
+
     def _retain(
         self,
         turn: LiveTurn,
@@ -201,7 +228,10 @@ class RetentionController:
             ended: tuple[LeaseEnd, ...] = (older,) if older is not None else ()
         else:
             held = finished.collect()
-            outbid = self._make_room(turn, held.blocks, now_s) if self._reclaiming.is_priced else ()
+            outbid: tuple[LeaseEnd, ...] = ()
+            if self._reclaiming.is_priced:
+                whose = (turn.key.program_id, turn.program.tenant_id)
+                outbid = make_room(self._ledger, self._reclaiming, *whose, held.blocks, now_s)
             lease, ended = self._ledger.open(
                 key=turn.key,
                 tenant_id=turn.program.tenant_id,
@@ -227,24 +257,6 @@ class RetentionController:
         outcome |= {"context_tokens": finished.context_tokens, **report.decision_inputs(decision)}
         turn.program.decided("turn_finished", now_s, **outcome)
         return Changes(begun=lease, ended=ended)
-
-    def _make_room(self, turn: LiveTurn, blocks: frozenset[int], now_s: float) -> tuple[LeaseEnd, ...]:
-        """End the cheapest leases under each cap that a new one would exceed; what has just ended is worth most."""
-        ended: list[LeaseEnd] = []
-        tenant_id, program_id = turn.program.tenant_id, turn.key.program_id
-        while (cap := self._ledger.exceeded_cap(program_id, tenant_id, self._ledger.not_held(blocks))) is not None:
-            if cap is Cap.PROGRAM:
-                under = self._ledger.of_program(program_id)
-            else:
-                under = tuple(
-                    lease for lease in self._ledger.leases() if cap is Cap.ALL or lease.tenant_id == tenant_id
-                )
-            victim = self._reclaiming.victim(under, spare=None, now_s=now_s)
-            end = self._ledger.reclaim(victim, LeaseEndReason.OVER_CAP) if victim is not None else None
-            if end is None:
-                break
-            ended.append(end)
-        return tuple(ended)
 
     def _why_not(self, ttl_s: float) -> NoLease | None:
         if not self._is_caching:
@@ -280,13 +292,14 @@ class RetentionController:
         if ttl_s <= 0:
             ended = self._note(self._ledger.release(key, LeaseEndReason.NOT_WORTH_IT), now_s)
             return Armed(reason=decision.reason, ended=ended)
-        self._ledger.arm(key, ttl_s=ttl_s, tool=tool)
+        self._ledger.arm(key, ttl_s=ttl_s, tool=tool, return_probability=decision.return_probability)
         return Armed(ttl_s=ttl_s, blocks=len(lease.blocks), reason=decision.reason)
 
     def _arm_early(self, key: BranchKey, tool: ToolKey | None, is_last_turn: bool) -> bool:
         """The front end sees a stop string before the engine hears of it: keep the request for when the turn's end gets
         here. False where no such turn of the branch runs."""
-        for turn in reversed(self._turns.values()):
+        for turn_id in reversed(self._turns_of.get(key.program_id, {})):
+            turn = self._turns[turn_id]
             if turn.key == key and turn.is_scheduled and turn.has_stop_strings:
                 turn.early_tool, turn.is_armed_early = tool, True
                 turn.is_last = turn.is_last or is_last_turn
@@ -302,7 +315,7 @@ class RetentionController:
         outcome: ToolOutcome | None,
         now_s: float,
     ) -> None:
-        """A tool of the program started or finished, exactly `elapsed_s` after its start.
+        """A tool of the program started, finished, or told how far it is, exactly `elapsed_s` after its start.
 
         The TTL then counts from the tool's own start instead of the turn's end; and once the last tool has finished, leases
         are kept a little for the next turn to arrive. Neither goes beyond the longest lease.
@@ -316,6 +329,8 @@ class RetentionController:
         if program is None:
             return
         self._programs.active(program, now_s)
+        if kind is ToolEventKind.PROGRESS:
+            return  # it runs still, which is all that is made of it
         if kind is ToolEventKind.STARTED:
             self._waits.tool_started(program)
             for lease in self._ledger.of_program(program_id):
@@ -347,12 +362,18 @@ class RetentionController:
     def reclaim(self, turn_id: str, reason: LeaseEndReason, now_s: float) -> tuple[LeaseEnd, ...]:
         """Take one lease for the turn that needs memory; empty where none is left."""
         victim = self._reclaiming.victim(self._ledger.live(), spare=self._key_of(turn_id), now_s=now_s)
-        return self._note(self._ledger.reclaim(victim, reason), now_s) if victim is not None else ()
+        return self._take(turn_id, () if victim is None else (victim,), reason, None, now_s)
 
     def outbid(self, turn_id: str, need: WaitingNeed, now_s: float) -> tuple[LeaseEnd, ...]:
         """Take the leases that are worth less than what a waiting turn brings; empty where they are worth more."""
         taken = self._reclaiming.worth_taking(self._ledger.live(), need, spare=self._key_of(turn_id), now_s=now_s)
-        ends = [self._ledger.reclaim(lease, LeaseEndReason.OUTBID) for lease in taken]
+        return self._take(turn_id, taken, LeaseEndReason.OUTBID, need, now_s)
+
+    def _take(
+        self, turn_id: str, taken: tuple[Lease, ...], reason: LeaseEndReason, need: WaitingNeed | None, now_s: float
+    ) -> tuple[LeaseEnd, ...]:
+        report.leases_taken(self._turns.get(turn_id), taken, self._reclaiming, need, now_s)
+        ends = [self._ledger.reclaim(lease, reason) for lease in taken]
         return self._note_all(tuple(end for end in ends if end is not None), now_s)
 
     def _key_of(self, turn_id: str) -> BranchKey | None:
@@ -405,11 +426,16 @@ class RetentionController:
             ),
         )
 
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds to compute a context of so many tokens; 0 before anything is known."""
+        return self._estimates.prefill.reload_s(tokens)
+
     def admit(self, turn_id: str) -> None:
         """The turn's program has started for good."""
         turn = self._turns.get(turn_id)
-        if turn is not None:
+        if turn is not None and not turn.program.is_admitted:
             turn.program.is_admitted = True
+            self.changed_turns.update(self._turns_of[turn.program.program_id])
 
     def _is_retained(self, turn: LiveTurn) -> bool:
         if turn.is_scheduled:
@@ -423,7 +449,7 @@ class RetentionController:
 
     def explain(self, program_id: ProgramId, now_s: float) -> dict[str, Any]:
         """The program's leases and last decisions with their inputs, plain values only."""
-        return report.explain(self._programs.recall(program_id), program_id, self._ledger, now_s)
+        return report.explain(self._programs.recall(program_id), program_id, self._ledger, self._reclaiming, now_s)
 
     def lease_outcomes(self, program_id: ProgramId) -> dict[str, int]:
         """How the program's leases have ended so far: outcome → count; empty for an unknown program."""
@@ -437,12 +463,8 @@ class RetentionController:
             "ordering": self._settings.ordering_name.value,
             "programs": len(self._programs),
             "live_turns": len(self._turns),
-            "live_leases": len(self._ledger),
-            "retained_blocks": self._ledger.blocks_held,
             "leases_begun": self._counts["leases_begun"],
-            "leases": report.lease_counts(self._lease_ends),
-            "lease_ends": {reason.value: count for reason, count in self._lease_ends.items()},
-            "not_retained": {reason.value: count for reason, count in self._not_retained.items()},
+            **report.leases(self._ledger, self._lease_ends, self._not_retained),
             "reused_tokens": self._counts["reused_tokens"],
             "recomputed_tokens": self._counts["recomputed_tokens"],
             **report.estimates(self._estimates),
@@ -470,8 +492,8 @@ class RetentionController:
         for end in ended:
             self.is_order_stale = True
             self._lease_ends[end.reason] += 1
+            self.changed_turns.update(self._turns_of.get(end.lease.key.program_id, ()))
             program = self._programs.get(end.lease.key.program_id)
             if program is not None:
-                program.lease_ended(end.reason.outcome.value)
-                program.decided("lease_ended", now_s, reason=end.reason.value, held_s=now_s - end.lease.started_s)
+                report.lease_ended(program, end, self._reclaiming, now_s)
         return ended

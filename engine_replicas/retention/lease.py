@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from agent_program.ids import ProgramId, TenantId, ToolKey
 
 
-@dataclass(frozen=True, slots=True)
-class BranchKey:
-    """One line of context of a program; a program has one lease per branch."""
+class BranchKey(NamedTuple):
+    """One line of context of a program; a program has one lease per branch. A tuple, for it is looked up in every step."""
 
     program_id: ProgramId
     branch: str
@@ -130,6 +130,8 @@ class Lease:
     queued_since_s: float | None = None
     #: Tokens that the other turns held which ran when this one ended.
     other_tokens: int = 0
+    #: How sure the policy was of a return by its deadline; None where it does not say.
+    return_probability: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

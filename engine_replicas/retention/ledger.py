@@ -16,7 +16,7 @@ the lease that held it first.
 
 from __future__ import annotations
 
-import math
+import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -55,6 +55,8 @@ class Ledger:
     def __init__(self, caps: RetentionCaps) -> None:
         self._caps = caps
         self._leases: dict[BranchKey, Lease] = {}
+        #: The branches with a lease, of each program that has one, in the order in which their leases began.
+        self._branches: dict[ProgramId, dict[BranchKey, None]] = {}
         self._held: set[int] = set()
         #: Block → leases that hold it beyond the first. Most blocks are not shared, so most work is on whole sets.
         self._extra_holders: dict[int, int] = {}
@@ -62,8 +64,8 @@ class Ledger:
         self._tenant_blocks: Counter[TenantId] = Counter()
         self._program_blocks: Counter[ProgramId] = Counter()
         self._next_id = 1
-        #: No lease lapses before this; a lower bound, so that a step with nothing to expire costs one comparison.
-        self._no_lapse_before_s = math.inf
+        #: (when a lease may lapse, its id, its branch), a heap; entries that a lease has outlived are dropped when they come up.
+        self._lapses: list[tuple[float, int, BranchKey]] = []
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -87,7 +89,7 @@ class Ledger:
 
     def of_program(self, program_id: ProgramId) -> tuple[Lease, ...]:
         """The program's live leases, one per branch."""
-        return tuple(lease for lease in self._leases.values() if lease.key.program_id == program_id)
+        return tuple(self._leases[key] for key in self._branches.get(program_id, ()))
 
     def exceeded_cap(self, program_id: ProgramId, tenant_id: TenantId, blocks: int) -> Cap | None:
         """The first cap that `blocks` more would exceed, the narrowest first."""
@@ -152,13 +154,24 @@ class Ledger:
         self._program_blocks[key.program_id] += charge
         return lease, ended
 
-    def arm(self, key: BranchKey, *, ttl_s: float, tool: ToolKey | None) -> Lease | None:
+    def arm(
+        self, key: BranchKey, *, ttl_s: float, tool: ToolKey | None, return_probability: float | None = None
+    ) -> Lease | None:
         """Grant `ttl_s` from the end of the turn, as the policy chose. None where the branch has no lease any more."""
         lease = self._leases.get(key)
         if lease is None:
             return None
         deadline_s = lease.started_s + ttl_s
-        return self._put(replace(lease, state=LeaseState.ARMED, ttl_s=ttl_s, deadline_s=deadline_s, tool=tool))
+        return self._put(
+            replace(
+                lease,
+                state=LeaseState.ARMED,
+                ttl_s=ttl_s,
+                deadline_s=deadline_s,
+                tool=tool,
+                return_probability=return_probability,
+            )
+        )
 
     def expect(self, key: BranchKey, now_s: float) -> Lease | None:
         """The branch's next turn is due from now on. None where it has no lease."""
@@ -202,12 +215,14 @@ class Ledger:
     def expire(self, now_s: float) -> tuple[LeaseEnd, ...]:
         """End every lease whose deadline lies before `now_s`, except those whose next turn waits in the queue, and not
         for too long."""
-        if now_s <= self._no_lapse_before_s:
-            return ()
-        due = [lease for lease in self._leases.values() if self._lapses_s(lease) < now_s]
-        ended = tuple(self._end(lease, _why_expired(lease)) for lease in due)
-        self._no_lapse_before_s = min(map(self._lapses_s, self._leases.values()), default=math.inf)
-        return ended
+        due: dict[int, Lease] = {}
+        while self._lapses and self._lapses[0][0] < now_s:
+            _, lease_id, key = heapq.heappop(self._lapses)
+            lease = self._same(key, lease_id)
+            # A lease that was extended has a later entry too.
+            if lease is not None and self._lapses_s(lease) < now_s:
+                due[lease_id] = lease
+        return tuple(self._end(lease, _why_expired(lease)) for _, lease in sorted(due.items()))
 
     def reclaim(self, lease: Lease, reason: LeaseEndReason) -> LeaseEnd | None:
         """Take a lease away for somebody who needs its memory; None where it has ended already."""
@@ -237,6 +252,9 @@ class Ledger:
             holders.update(lease.blocks)
             assert lease.queued_turns >= 0
             assert (lease.queued_turns == 0) == (lease.queued_since_s is None)
+        assert {key for keys in self._branches.values() for key in keys} == self._leases.keys()
+        scheduled = {(at_s, lease_id) for at_s, lease_id, _ in self._lapses}
+        assert all((self._lapses_s(lease), lease.lease_id) in scheduled for lease in self._leases.values())
         assert holders.keys() == self._held
         assert {block: count - 1 for block, count in holders.items() if count > 1} == self._extra_holders
         assert self._charged.keys() == {lease.lease_id for lease in self._leases.values()}
@@ -254,8 +272,15 @@ class Ledger:
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _put(self, lease: Lease) -> Lease:
+        before = self._leases.get(lease.key)
         self._leases[lease.key] = lease
-        self._no_lapse_before_s = min(self._no_lapse_before_s, self._lapses_s(lease))
+        if before is None:
+            self._branches.setdefault(lease.key.program_id, {})[lease.key] = None
+        if before is None or self._lapses_s(before) != self._lapses_s(lease):
+            heapq.heappush(self._lapses, (self._lapses_s(lease), lease.lease_id, lease.key))
+            if len(self._lapses) > 64 + 4 * len(self._leases):
+                self._lapses = [(self._lapses_s(live), live.lease_id, key) for key, live in self._leases.items()]
+                heapq.heapify(self._lapses)
         return lease
 
     def _same(self, key: BranchKey, lease_id: int | None) -> Lease | None:
@@ -273,6 +298,10 @@ class Ledger:
 
     def _end(self, lease: Lease, reason: LeaseEndReason) -> LeaseEnd:
         del self._leases[lease.key]
+        branches = self._branches[lease.key.program_id]
+        del branches[lease.key]
+        if not branches:
+            del self._branches[lease.key.program_id]
         shared = lease.blocks & self._extra_holders.keys()
         for block in shared:
             if self._extra_holders[block] == 1:

@@ -17,7 +17,7 @@ from engine_replicas.retention.prefill_cost import PrefillCost
 from engine_replicas.retention.queueing_delay import QueueingDelay
 from engine_replicas.retention.reload_cost import ReloadCost
 from engine_replicas.retention.tool_latency import ToolLatencyView
-from engine_replicas.retention.ttl_argmax import best_ttl, cold_start_ttl
+from engine_replicas.retention.ttl_argmax import cold_start_ttl
 
 
 class DecisionReason(StrEnum):
@@ -152,7 +152,7 @@ class Continuum:
         durations = of_tool if is_tool_known else everything
         eta = known.eta.eta()
         benefit_s = delay_s * eta + reload_s
-        best = best_ttl(durations.pairs, benefit_s, unreturned=durations.unreturned)
+        best = durations.best_ttl(benefit_s)
         return RetentionDecision(
             ttl_s=best.ttl_s,
             reason=DecisionReason.TOOL_HISTORY if is_tool_known else DecisionReason.GLOBAL_HISTORY,

@@ -9,6 +9,7 @@ program stays readable for a while after its end.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,7 +118,11 @@ class LiveTurn:
 class ProgramTable:
     """All known programs, least recently active first."""
 
-    def __init__(self, *, programs_max: int, idle_max_s: float) -> None:
+    def __init__(
+        self, *, programs_max: int, idle_max_s: float, when_ended: Callable[[ProgramId], None] = lambda _: None
+    ) -> None:
+        """Know nobody; `when_ended` is told of each program that ends, however it does."""
+        self._when_ended = when_ended
         self._programs: dict[ProgramId, Program] = {}
         self._ended: dict[ProgramId, Program] = {}
         self._programs_max = programs_max
@@ -157,6 +162,7 @@ class ProgramTable:
         self._ended[program.program_id] = program
         if len(self._ended) > _ENDED_MAX:
             del self._ended[next(iter(self._ended))]
+        self._when_ended(program.program_id)
 
     def _forget_some(self, now_s: float, *, keep: Program) -> tuple[Program, ...]:
         """At most two at a time, so that no single arrival pays for a crowd."""

@@ -41,6 +41,20 @@ class WaitingNeed:
     running_tokens: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """What a lease was worth when it was looked at."""
+
+    #: The program's chance to be back within the next second.
+    hazard_per_s: float
+    #: Seconds that everybody would wait if it came back and its KV were gone.
+    benefit_s: float
+    #: The product of the two: seconds saved a second.
+    value_rate: float
+    #: That for each block that it holds: the smallest gives way first.
+    per_block: float
+
+
 class Reclaiming(Protocol):
     """An order of leases to take, and what a waiting turn may take of them."""
 
@@ -91,13 +105,24 @@ class CheapestFirst:
         stall_s = self._reload.stall_s(lease.tokens) or _STALL_S_PER_TOKEN_UNKNOWN * lease.tokens
         return hazard_per_s(lease, now_s) * stall_s
 
+    def price(self, lease: Lease, now_s: float) -> Price:
+        """What the lease is worth now, and why; for people."""
+        hazard, value = hazard_per_s(lease, now_s), self.value_rate(lease, now_s)
+        return Price(
+            hazard_per_s=hazard, benefit_s=value / hazard, value_rate=value, per_block=value / len(lease.blocks)
+        )
+
+    def offer(self, need: WaitingNeed) -> float:
+        """What a waiting turn brings, in the unit of `Price.value_rate`."""
+        return self._decode.gain_rate(own_tokens=need.own_tokens, running_tokens=need.running_tokens)
+
     def victim(self, leases: Iterable[Lease], *, spare: BranchKey | None, now_s: float) -> Lease | None:
         return min(leases, key=lambda lease: self._rank(lease, spare, now_s), default=None)
 
     def worth_taking(
         self, leases: Iterable[Lease], need: WaitingNeed, *, spare: BranchKey | None, now_s: float
     ) -> tuple[Lease, ...]:
-        gain = self._decode.gain_rate(own_tokens=need.own_tokens, running_tokens=need.running_tokens)
+        gain = self.offer(need)
         taken: list[Lease] = []
         blocks, loss = 0, 0.0
         for lease in sorted(leases, key=lambda lease: self._rank(lease, spare, now_s)):

@@ -30,8 +30,9 @@ _LOADS_MIN = 4
 class ReloadCost:
     """What it costs to have a context back."""
 
-    def __init__(self, prefill: PrefillCost, *, kv_tokens_total: int, window: int = 64) -> None:
+    def __init__(self, prefill: PrefillCost, *, kv_tokens_total: int, has_tier: bool = False, window: int = 64) -> None:
         self._prefill = prefill
+        self._has_tier = has_tier
         self._kv_tokens_total = max(1, kv_tokens_total)
         self._seconds_per_token: deque[float] = deque(maxlen=window)
         #: (tokens that a turn missed, tokens of them that were loaded)
@@ -69,7 +70,10 @@ class ReloadCost:
         return self._mixed_s(tokens, of_load=min(1.0, tokens / self._kv_tokens_total))
 
     def is_cheap(self, tokens: int) -> bool:
-        """Whether a tier brings a context back at next to no cost, compared with computing it."""
+        """Whether a tier brings a context back at next to no cost, compared with computing it. A tier that has not been
+        measured is taken to do so: nothing would ever be loaded, and so measured, if everything were held."""
+        if self.loads < _LOADS_MIN:
+            return self._has_tier
         return self.stall_s(tokens) < CHEAP_SHARE * self._prefill.reload_s(tokens)
 
     def _mixed_s(self, tokens: int, *, of_load: float) -> float:

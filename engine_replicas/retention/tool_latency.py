@@ -11,84 +11,88 @@ that were cut off (`censored`) had not returned by then: they weigh in the total
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from agent_program.errors import InvalidRequest
 from agent_program.ids import ToolKey
+from engine_replicas.retention.duration_table import DurationTable
+from engine_replicas.retention.ttl_argmax import BestTtl
 from tool_runtime.latency import LatencySnapshot, ToolLatency
 
 #: A snapshot with this many samples of a key is never taken for one that lost some.
 _COUNT_TRUSTED = 256
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Durations:
-    """A distribution of durations, and how many calls it stands for."""
+    """The durations of one key: what a snapshot tells of them, and the newest `window` that the engine saw itself."""
 
-    #: (seconds, weight) in ascending order of seconds.
-    pairs: tuple[tuple[float, float], ...] = ()
-    #: Weight of calls that never returned in the time they were watched.
-    unreturned: float = 0.0
-    count: int = 0
+    __slots__ = ("_own", "_shared", "_table", "_window", "count", "unreturned")
+
+    def __init__(self, *, window: int) -> None:
+        self._window = window
+        self._own: deque[float] = deque()
+        self._shared = ToolLatency()
+        #: Both together; made again from them when it is next needed after a snapshot.
+        self._table: DurationTable | None = DurationTable()
+        #: Weight of calls that never returned in the time they were watched.
+        self.unreturned = 0.0
+        #: How many calls the distribution stands for.
+        self.count = 0
+
+    @property
+    def own_count(self) -> int:
+        """Calls that no snapshot holds yet."""
+        return len(self._own)
+
+    @property
+    def pairs(self) -> tuple[tuple[float, float], ...]:
+        """(seconds, weight) in ascending order of seconds. Costs time in proportion to them."""
+        return tuple(self._durations().pairs())
 
     @property
     def mean_s(self) -> float:
         """Mean of the calls that returned; 0 without any."""
-        weight = sum(weight for _, weight in self.pairs)
-        return sum(seconds * weight for seconds, weight in self.pairs) / weight if weight else 0.0
+        return self._durations().mean_s
 
-
-class SortedWindow:
-    """The newest `size` values, kept in ascending order."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._by_age: deque[float] = deque()
-        self._ascending: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._by_age)
-
-    def add(self, value: float) -> None:
-        """Take in a value; the oldest goes when there are too many."""
-        self._by_age.append(value)
-        insort(self._ascending, value)
-        if len(self._by_age) > self._size:
-            del self._ascending[bisect_left(self._ascending, self._by_age.popleft())]
-
-    def ascending(self) -> list[float]:
-        """The values, smallest first. Not to be changed by the caller."""
-        return self._ascending
-
-
-@dataclass(slots=True)
-class _History:
-    """One key: the snapshot's part and the engine's own."""
-
-    own: SortedWindow
-    shared: Durations = field(default_factory=Durations)
-    merged: Durations | None = None
+    def best_ttl(self, benefit_s: float) -> BestTtl:
+        """The paper's TTL over these durations, where retaining brings `benefit_s` seconds."""
+        return self._durations().best_ttl(benefit_s, unreturned=self.unreturned)
 
     def add(self, duration_s: float) -> None:
-        self.own.add(duration_s)
-        self.merged = None
+        """Take in what the engine saw itself; the oldest such duration goes when there are too many."""
+        own, table = self._own, self._table
+        own.append(duration_s)
+        self.count += 1
+        if table is not None:
+            table.add(duration_s)
+        if len(own) > self._window:
+            oldest_s = own.popleft()
+            self.count -= 1
+            if table is not None:
+                table.remove(oldest_s)
 
-    def replace(self, shared: Durations, own: SortedWindow) -> None:
-        self.shared, self.own, self.merged = shared, own, None
+    def replace_shared(self, latency: ToolLatency, *, keep_own: bool) -> None:
+        """Take what a snapshot tells in place of the last one's."""
+        if not keep_own:
+            self._own.clear()
+        self._shared, self._table = latency, None
+        self.unreturned = float(latency.censored_count)
+        self.count = latency.count + latency.censored_count + len(self._own)
 
-    def durations(self) -> Durations:
-        if self.merged is None:
-            # Two ascending runs: sorting them is a linear merge.
-            pairs = [*self.shared.pairs, *((value, 1.0) for value in self.own.ascending())]
+    def _durations(self) -> DurationTable:
+        if self._table is None:
+            points = self._shared.quantiles
+            pairs = [(point, self._shared.count / len(points)) for point in points]
+            pairs.extend((duration_s, 1.0) for duration_s in self._own)
             pairs.sort()
-            self.merged = Durations(
-                pairs=tuple(pairs), unreturned=self.shared.unreturned, count=self.shared.count + len(self.own)
-            )
-        return self.merged
+            self._table = DurationTable(pairs)
+        return self._table
+
+
+#: What is known of a tool that was never seen.
+_NOTHING = Durations(window=0)
 
 
 class ToolLatencyView:
@@ -97,8 +101,8 @@ class ToolLatencyView:
     def __init__(self, *, window: int, tools_max: int) -> None:
         self._window = window
         self._tools_max = tools_max
-        self._global = _History(SortedWindow(window))
-        self._tools: dict[ToolKey, _History] = {}
+        self._global = Durations(window=window)
+        self._tools: dict[ToolKey, Durations] = {}
         #: The snapshot in use; None before the first.
         self.version: int | None = None
 
@@ -114,12 +118,11 @@ class ToolLatencyView:
 
     def all_tools(self) -> Durations:
         """S: durations of all tools."""
-        return self._global.durations()
+        return self._global
 
     def of_tool(self, tool: ToolKey | None) -> Durations:
         """S[f]: durations of one tool; empty for a tool never seen."""
-        history = self._tools.get(tool) if tool is not None else None
-        return history.durations() if history is not None else Durations()
+        return self._tools.get(tool, _NOTHING) if tool is not None else _NOTHING
 
     def take_snapshot(self, plain: Mapping[str, Any]) -> int:
         """Adopt the shared history's snapshot. Returns the version now in use; the same version again changes nothing.
@@ -135,7 +138,7 @@ class ToolLatencyView:
             return snapshot.version
         for tool, history in self._tools.items():
             if tool not in snapshot.tools:
-                history.replace(Durations(), history.own)
+                history.replace_shared(ToolLatency(), keep_own=True)
         # The best known last, so that they are the ones that stay where there are too many.
         for tool, latency in sorted(snapshot.tools.items(), key=lambda item: item[1].count)[-self._tools_max :]:
             self._adopt(self._touch(tool), latency)
@@ -147,29 +150,20 @@ class ToolLatencyView:
         """Samples over all tools, those of them that no snapshot holds yet, and tools with a history."""
         return {
             "samples": self.all_tools().count,
-            "own_samples": len(self._global.own),
+            "own_samples": self._global.own_count,
             "tools": len(self._tools),
         }
 
-    def _adopt(self, history: _History, latency: ToolLatency) -> None:
-        if latency.count + latency.censored_count >= min(len(history.own), _COUNT_TRUSTED):
-            history.replace(_durations(latency), SortedWindow(self._window))
+    def _adopt(self, history: Durations, latency: ToolLatency) -> None:
+        if latency.count + latency.censored_count >= min(history.own_count, _COUNT_TRUSTED):
+            history.replace_shared(latency, keep_own=False)
         else:
-            history.replace(Durations(), history.own)
+            history.replace_shared(ToolLatency(), keep_own=True)
 
-    def _touch(self, tool: ToolKey) -> _History:
+    def _touch(self, tool: ToolKey) -> Durations:
         """The tool's history, made the most recently used; the least recently used one goes when there are too many."""
-        history = self._tools.pop(tool, None) or _History(SortedWindow(self._window))
+        history = self._tools.pop(tool, None) or Durations(window=self._window)
         self._tools[tool] = history
         if len(self._tools) > self._tools_max:
             del self._tools[next(iter(self._tools))]
         return history
-
-
-def _durations(latency: ToolLatency) -> Durations:
-    points = latency.quantiles
-    return Durations(
-        pairs=tuple((point, latency.count / len(points)) for point in points),
-        unreturned=float(latency.censored_count),
-        count=latency.count + latency.censored_count,
-    )

@@ -4,13 +4,12 @@
 
 P is the empirical distribution of durations and B = T·eta + PrefillReload the benefit in seconds. Between two durations P
 is flat and the cost rises, so the maximum lies at a duration or at 0. Ties go to the smaller tau: the same gain for less
-memory. One pass over sorted durations with a running count: O(n).
+memory. `duration_table.py` finds it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -23,27 +22,6 @@ class BestTtl:
     return_probability: float
     #: P·B − tau, in seconds; 0 where retaining does not pay.
     gain_s: float
-
-
-def best_ttl(pairs: Sequence[tuple[float, float]], benefit_s: float, *, unreturned: float = 0.0) -> BestTtl:
-    """Maximise Eq. 2.
-
-    Args:
-        pairs: (duration in seconds, weight), ascending by duration; equal durations may repeat.
-        benefit_s: B.
-        unreturned: weight of calls that count in P's denominator and return at no duration.
-    """
-    total = sum(weight for _, weight in pairs) + unreturned
-    best = BestTtl(ttl_s=0.0, return_probability=0.0, gain_s=0.0)
-    returned = 0.0
-    for index, (duration_s, weight) in enumerate(pairs):
-        returned += weight
-        if index + 1 < len(pairs) and pairs[index + 1][0] == duration_s:
-            continue
-        gain_s = returned / total * benefit_s - duration_s
-        if gain_s > best.gain_s:
-            best = BestTtl(ttl_s=duration_s, return_probability=returned / total, gain_s=gain_s)
-    return best
 
 
 def cold_start_ttl(benefit_s: float, *, mean_s: float = 1.0) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine_replicas.config import SchedulingPreset
 from support.engine_core import SchedulerHarness, prompt
 
 Build = Callable[..., SchedulerHarness]
@@ -46,7 +47,7 @@ def trace(engine: SchedulerHarness, seed: int, *, program_of: Callable[[int], st
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("preset", ["vllm", "continuum"])
+@pytest.mark.parametrize("preset", [preset.value for preset in SchedulingPreset])
 def test_without_program_ids_every_step_is_stock(engine: Build, preset: str, seed: int) -> None:
     ours = trace(engine(preset=preset, pool=POOL), seed, program_of=lambda _: None)
     assert ours == trace(engine(is_stock=True, pool=POOL), seed, program_of=lambda _: None)

@@ -93,14 +93,30 @@ def test_with_no_skips_allowed_nothing_passes() -> None:
 
 
 def test_the_lane_closes_when_the_first_turns_that_run_hold_their_share() -> None:
-    lane = FirstTurnLane(tokens_max=1000)
-    lane.scheduled("a", 600)
-    assert lane.is_open
-    lane.scheduled("b", 600)
-    assert not lane.is_open
+    lane = FirstTurnLane(tokens_max=1000, time_share=1.0)
+    lane.scheduled("a", tokens=600, prefill_s=0.0, now_s=0.0)
+    assert lane.is_open(0.0)
+    lane.scheduled("b", tokens=600, prefill_s=0.0, now_s=0.0)
+    assert not lane.is_open(0.0)
     lane.left("a")
     lane.left("a")
-    assert lane.is_open
+    assert lane.is_open(0.0)
+
+
+def test_the_lane_closes_when_first_turns_have_taken_their_share_of_the_time_and_opens_as_it_passes() -> None:
+    lane = FirstTurnLane(tokens_max=10**9, time_share=0.1)
+    for index in range(10):  # 3 s of prefill in all
+        if lane.is_open(0.0):
+            lane.scheduled(f"t{index}", tokens=1, prefill_s=0.3, now_s=0.0)
+    assert not lane.is_open(0.0)
+    assert not lane.is_open(1.9)
+    assert lane.is_open(2.1)
+
+
+def test_no_more_than_a_little_lane_time_is_saved_up() -> None:
+    lane = FirstTurnLane(tokens_max=10**9, time_share=0.1)
+    lane.scheduled("a", tokens=1, prefill_s=1.5, now_s=1000.0)
+    assert not lane.is_open(1000.0)
 
 
 def turn(**known: float) -> OrderedTurn:

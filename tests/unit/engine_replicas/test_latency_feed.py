@@ -51,7 +51,9 @@ class Core:
 class Parts:
     def __init__(self) -> None:
         self.history, self.core = SwitchableHistory(), Core()
-        self.feed = LatencyFeed(self.history, SchedulerClient(self.core, timeout_s=10, clock=ManualClock()))
+        self.clock = ManualClock()
+        scheduler = SchedulerClient(self.core, timeout_s=10, clock=self.clock)
+        self.feed = LatencyFeed(self.history, scheduler, self.clock)
 
 
 def sample(tool: str = "make", duration_s: float = 1.0) -> LatencySample:

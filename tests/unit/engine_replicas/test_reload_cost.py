@@ -83,3 +83,13 @@ def test_a_few_loads_are_not_trusted_yet() -> None:
         reload.loaded(1000, 0.0)
         reload.returned(1000, 1000)
     assert not reload.is_cheap(1000)
+
+
+def test_a_tier_that_has_not_been_measured_is_taken_to_be_cheap_so_that_it_will_be() -> None:
+    prefill = prefill_of_1ms_a_token()
+    reload = ReloadCost(prefill, kv_tokens_total=100_000, has_tier=True)
+    assert reload.is_cheap(1000)
+    for _ in range(4):
+        reload.loaded(1000, 0.01)
+        reload.returned(1000, 0)
+    assert not reload.is_cheap(1000)

@@ -389,6 +389,14 @@ def test_tool_events_without_end_do_not_hold_a_lease_beyond_the_longest() -> Non
     assert engine.expire(20.1) == [LeaseEndReason.DEADLINE_PASSED]
 
 
+def test_progress_neither_prolongs_a_lease_nor_ends_the_wait() -> None:
+    engine = Engine(ByTool(pytest=5.0))
+    engine.turn("t1", 100.0, next_tool=PYTEST)
+    engine.tool(ToolEventKind.PROGRESS, 104.0, elapsed_s=4.0)
+    assert engine.estimates.tools.all_tools().count == 0
+    assert engine.expire(105.1) == [LeaseEndReason.DEADLINE_PASSED]
+
+
 @pytest.mark.parametrize("elapsed_s", [-1.0, math.inf, math.nan])
 def test_a_time_that_is_none_is_refused(elapsed_s: float) -> None:
     engine = Engine()

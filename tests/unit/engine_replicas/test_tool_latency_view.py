@@ -7,7 +7,7 @@ import pytest
 
 from agent_program.errors import InvalidRequest
 from agent_program.ids import ToolKey
-from engine_replicas.retention.tool_latency import SortedWindow, ToolLatencyView
+from engine_replicas.retention.tool_latency import Durations, ToolLatencyView
 from tool_runtime.latency import LatencySnapshot, ToolLatency
 
 PYTEST, GIT = ToolKey("pytest"), ToolKey("git")
@@ -160,7 +160,7 @@ def test_of_a_snapshot_with_too_many_tools_the_best_known_stay() -> None:
 def test_a_window_holds_the_newest_values_in_order(seed: int) -> None:
     rng = random.Random(seed)
     values = [float(rng.randrange(0, 20)) for _ in range(500)]
-    window = SortedWindow(37)
+    window = Durations(window=37)
     for index, value in enumerate(values, start=1):
         window.add(value)
-        assert window.ascending() == sorted(values[max(0, index - 37) : index])
+        assert window.pairs == tuple((value, 1.0) for value in sorted(values[max(0, index - 37) : index]))
