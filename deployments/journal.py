@@ -126,7 +126,8 @@ class Journal(Protocol):
 
     async def claim(self, runner: str, *, lease_s: float, take_lapsed: bool = True) -> Claim | None:
         """Take the next program that nobody runs: one whose lease ran out, else the head of the queue; None if there is none.
-        Without `take_lapsed` only from the queue."""
+        Without `take_lapsed` only from the queue; nor is a lapsed one taken by a call that was on its way for longer than half
+        a lease, for the store stood still then, and nobody could extend anything."""
         ...
 
     async def extend(self, claims: Sequence[Claim], *, lease_s: float) -> dict[str, LeaseStatus]:

@@ -83,6 +83,9 @@ class RedisJournal:
             name: self._client.register_script((directory / f"{name}.lua").read_text()) for name in _SCRIPTS
         }
 
+        #: The server's clock less ours, in ms, as of the last claim.
+        self._server_ms: int | None = None
+
     async def _run(self, script: str, *arguments: str | int | float) -> Any:
         with _driver_errors():
             return await self._scripts[script](args=arguments)
@@ -187,8 +190,11 @@ class RedisJournal:
             below = f"({scored[-1][1]:.0f}"
 
     async def claim(self, runner: str, *, lease_s: float, take_lapsed: bool = True) -> Claim | None:
-        answer = await self._run("claim", int(lease_s * 1000), runner, int(take_lapsed))
-        return Claim(program_id=answer[0], token=int(answer[1])) if answer else None
+        sent_s = self._clock.now_s()
+        until_ms = "" if self._server_ms is None else self._server_ms + int((sent_s + lease_s / 2) * 1000)
+        server_ms, *claimed = await self._run("claim", int(lease_s * 1000), runner, int(take_lapsed), until_ms)
+        self._server_ms = server_ms - int(self._clock.now_s() * 1000)
+        return Claim(program_id=claimed[0], token=int(claimed[1])) if claimed else None
 
     async def extend(self, claims: Sequence[Claim], *, lease_s: float) -> dict[str, LeaseStatus]:
         if not claims:

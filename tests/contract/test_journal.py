@@ -389,3 +389,26 @@ async def test_a_journal_that_is_closed_leaves_no_connection(journal_server: Red
 
     await wait_for_async(gone, what="the closed journal's connections to be gone")
     await observer.close()
+
+
+async def test_a_claim_that_met_a_store_that_stood_still_takes_no_lease_that_ran_out_meanwhile(
+    journal_server: RedisServer | None,
+) -> None:
+    if journal_server is None:
+        return
+    journal, other = (RedisJournal(journal_server.url, SystemClock()) for _ in range(2))
+    world = World(journal, SystemClock())
+    await world.create(spec(id="a"))
+    held = await journal.claim("living", lease_s=1.0)
+    assert held is not None
+    assert await other.claim("another", lease_s=1.0) is None
+    journal_server.pause()
+    try:
+        late = asyncio.create_task(other.claim("another", lease_s=1.0))
+        await asyncio.sleep(1.5)  # longer than the lease: the passing of time itself is what is tested
+    finally:
+        journal_server.resume()
+    assert await late is None
+    assert await journal.extend([held], lease_s=60.0) == {"a": LeaseStatus.HELD}
+    await journal.close()
+    await other.close()
