@@ -29,6 +29,8 @@ from deployments.ports import EngineClient, ToolClient
 from deployments.program import EndReason
 from deployments.program_loop import ProgramLoop
 from deployments.program_settings import ProgramSettings
+from deployments.program_trace import program_span
+from deployments.traces import NoTraces, TraceSink
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class ProgramRunner:
         tools: ToolClient,
         clock: Clock,
         settings: ProgramSettings,
+        traces: TraceSink | None = None,
     ) -> None:
         #: One incarnation; a restarted runner is another one.
         self.name = f"runner_{secrets.token_hex(4)}"
@@ -68,8 +71,11 @@ class ProgramRunner:
         self._tools = tools
         self._clock = clock
         self._settings = settings
+        self._traces = traces or NoTraces()
         self._running: dict[str, _Running] = {}
         self._has_room = asyncio.Event()
+        #: When the store last answered.
+        self._heard_s = clock.now_s()
         #: Until then, leases that ran out are left alone.
         self._no_takeover_before_s = 0.0
         self._duties: list[asyncio.Task[None]] = []
@@ -89,6 +95,7 @@ class ProgramRunner:
                 await self._journal.hand_back(program.claim)
             except StoreUnavailable as error:
                 logger.warning("%s: %s waits for its lease to run out: %s", self.name, program.claim.program_id, error)
+        await self._traces.close()
 
     def check_health(self) -> None:
         """Raises RuntimeError where a duty has ended, which none ever should."""
@@ -102,6 +109,7 @@ class ProgramRunner:
             "runner": self.name,
             "running": len(self._running),
             "running_max": self._settings.running_per_runner_max,
+            "traces_dropped": self._traces.dropped,
         }
 
     # Duties
@@ -126,18 +134,27 @@ class ProgramRunner:
                 claim = await self._journal.claim(
                     self.name,
                     lease_s=self._settings.lease_s,
-                    take_lapsed=self._clock.now_s() >= self._no_takeover_before_s,
+                    take_lapsed=self._may_take_over(),
                 )
+                self._heard_s = self._clock.now_s()
                 if claim is None:
                     await queued.wait(self._settings.poll_s)
                 else:
                     await self._take(claim)
+
+    def _may_take_over(self) -> bool:
+        """Not for the length of a lease after the store was away, or was not heard of for so long that it may have been."""
+        now_s, lease_s = self._clock.now_s(), self._settings.lease_s
+        if now_s - self._heard_s > lease_s / 2:
+            self._no_takeover_before_s = now_s + lease_s
+        return now_s >= self._no_takeover_before_s
 
     async def _extend_forever(self) -> None:
         async with self._journal.listen(CANCELS_TOPIC) as cancels:
             while True:
                 claims = [program.claim for program in self._running.values()]
                 statuses = await self._journal.extend(claims, lease_s=self._settings.lease_s)
+                self._heard_s = self._clock.now_s()
                 for claim in claims:
                     self._react(claim, statuses[claim.program_id])
                 await cancels.wait(self._settings.lease_s / self._settings.lease_extensions)
@@ -192,10 +209,19 @@ class ProgramRunner:
     async def _run(self, claim: Claim, loop: ProgramLoop) -> None:
         try:
             await self._run_to_an_end(claim, loop)
+            if loop.has_ended and self._traces.is_on:
+                await self._send_trace(claim.program_id)
         except LeaseLost:
             logger.warning("%s: lost program %s to another runner", self.name, claim.program_id)
         except StoreUnavailable as error:
             logger.warning("%s: gave up program %s: %s", self.name, claim.program_id, error)
+
+    async def _send_trace(self, program_id: str) -> None:
+        try:
+            program = await self._journal.load(program_id)
+        except ProgramNotFound:
+            return  # deleted the moment it ended
+        self._traces.program_ended(program_span(program.record, program.steps, now_s=self._clock.wall_s()))
 
     async def _run_to_an_end(self, claim: Claim, loop: ProgramLoop) -> None:
         try:
