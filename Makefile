@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check unit integration adversarial conformance nightly compare fmt lock clean
+.PHONY: help setup demo serve test check unit integration adversarial conformance nightly compare docs fmt lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ JOBS ?= 2
 compare: setup ## every preset over workloads, loads, GPUs and tiers in virtual time (hours); then docs/benchmarks.md
 	$(BIN)/python -m benchmarks.compare --matrix full --jobs $(JOBS) --out benchmarks/results/matrix.json
 	$(BIN)/python -m benchmarks.docs_page
+
+docs: setup ## the documents as a site, below build/site; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 fmt: setup ## format, and fix what can be fixed mechanically
 	$(BIN)/ruff check --fix-only --quiet .

@@ -109,18 +109,18 @@ class Subject:
         self._run_dry(step_s=_FILL_STEP_S)
         for _ in range(self._cell.leases):
             self._submit_turn(self._new_program(), output_tokens=1)
-        self._run_dry(step_s=_STEP_S)
+        # In no time, so that these steps are no sample of what a prefill costs.
+        self._run_dry(step_s=0.0)
         # A running turn's end is spread over the length of a turn, as if the batch had grown turn by turn.
         for index in range(self._cell.running):
             left = 1 + index * _OUTPUT_TOKENS // self._cell.running if self._cell.has_turnover else 4096
             self._submit_turn(self._new_program(), output_tokens=left + 1)
-        self._turns_over(self._step(lambda call: call()))
+        self._turns_over(self._step(lambda call: call(), 0.0))
         self._refill_queue()
 
     def _run_dry(self, *, step_s: float) -> None:
         while self.scheduler.has_unfinished_requests():
-            self._clock.advance(step_s)
-            self._turns_over(self._step(lambda call: call()))
+            self._turns_over(self._step(lambda call: call(), step_s))
 
     def _new_program(self) -> str:
         program = f"program-{next(self._numbers)}"
@@ -182,15 +182,14 @@ class Subject:
             seconds += time.thread_time() - began_s
             return result
 
-        ended = self._step(timed)
-        self._clock.advance(_STEP_S)
+        ended = self._step(timed, _STEP_S)
         began_s = time.thread_time()
         self._turns_over(ended)
         self._refill_queue()
         return seconds, time.thread_time() - began_s
 
-    def _step(self, call: Callable[[Callable[[], Any]], Any]) -> list[str]:
-        """Schedule and process one step through `call`; the turns of programs that ended with it."""
+    def _step(self, call: Callable[[Callable[[], Any]], Any], step_s: float) -> list[str]:
+        """Schedule and process one step through `call`, `step_s` apart; the turns of programs that ended with it."""
         scheduler = self.scheduler
         output: SchedulerOutput = call(scheduler.schedule)
         requests = scheduler.requests
@@ -204,6 +203,7 @@ class Subject:
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
         )
+        self._clock.advance(step_s)
         call(lambda: scheduler.update_from_output(output, result))
         return [name for name in names if name not in requests and name in self._program_of]
 

@@ -6,7 +6,8 @@ applied to what its programs declare now. A program that outlives its declaratio
 has done: turns left = max(declared · ratio − done, 0.3 · done + 1).
 
 Seconds come from the program's own mean time a turn so far, or everybody's before it has one. A program that declares nothing
-counts as typical: the running mean of all answers given, so that it is neither preferred nor put off.
+counts as typical: the running mean of what those that declare have left when their turns come, so that it is neither preferred
+nor put off.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class DeclaredWork:
         if declared_turns is None:
             return self._typical_s
         turns_left = max(declared_turns * self.ratio(tenant_id) - turns_done, 0.3 * turns_done + 1.0)
-        remaining_s = turns_left * (attained_s / turns_done if turns_done else self._turn_s)
+        return turns_left * (attained_s / turns_done if turns_done else self._turn_s)
+
+    def declared(self, remaining_s: float) -> None:
+        """A turn came with a declaration that leaves `remaining_s` of work."""
         self._typical_s += (remaining_s - self._typical_s) * (_SMOOTHING if self._typical_s else 1.0)
-        return remaining_s

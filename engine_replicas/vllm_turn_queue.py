@@ -32,7 +32,7 @@ from engine_replicas.backfill import Backfill
 from engine_replicas.config import SchedulingSettings
 from engine_replicas.ordering import Arrivals, FirstTurnLane, OrderedTurn, Ordering
 from engine_replicas.retention.controller import RetentionController
-from engine_replicas.retention.programs import Standing
+from engine_replicas.retention.standing import Standing
 
 #: How long a view of the working set may be used while nothing starts or ends: prices fall slowly.
 _VIEW_S = 0.25

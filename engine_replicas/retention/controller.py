@@ -19,7 +19,6 @@ from agent_program.errors import InvalidRequest
 from agent_program.ids import ProgramId, ToolKey
 from agent_program.tool_events import ToolEventKind, ToolOutcome
 from agent_program.turn import TurnHints
-from engine_replicas.admission import idle_weight
 from engine_replicas.config import SchedulingSettings
 from engine_replicas.declared_work import DeclaredWork
 from engine_replicas.retention import report
@@ -27,9 +26,10 @@ from engine_replicas.retention.events import Armed, ArmReason, Changes, Finished
 from engine_replicas.retention.lease import BranchKey, Lease, LeaseEnd, LeaseEndReason, LeaseState
 from engine_replicas.retention.ledger import Ledger, RetentionCaps
 from engine_replicas.retention.policy import EndedTurn, Estimates, RetentionDecision, RetentionPolicy
-from engine_replicas.retention.programs import Branch, LiveTurn, Program, ProgramTable, Standing, ToolWait
-from engine_replicas.retention.reclaim import LatestArrival, Reclaiming, WaitingNeed, hazard_per_s
+from engine_replicas.retention.programs import Branch, LiveTurn, Program, ProgramTable, ToolWait
+from engine_replicas.retention.reclaim import LatestArrival, Reclaiming, WaitingNeed
 from engine_replicas.retention.room import make_room
+from engine_replicas.retention.standing import Standing, idle_tokens, remaining_s, standing_of
 from engine_replicas.retention.waits import WaitCounter
 
 
@@ -113,6 +113,7 @@ class RetentionController:
         if hints.remaining_turns is not None:
             self.is_work_declared = True
             program.declared_turns = program.turns_finished + 1 + hints.remaining_turns
+            self._work.declared(remaining_s(program, self._work))
         self._turns[turn_id] = LiveTurn(
             program=program,
             hints=hints,
@@ -409,22 +410,7 @@ class RetentionController:
     def standing(self, turn_id: str) -> Standing | None:
         """What an order may look at; None for a turn without a program."""
         turn = self._turns.get(turn_id)
-        if turn is None:
-            return None
-        program = turn.program
-        return Standing(
-            program_arrival_s=program.arrived_s,
-            is_first_turn=not program.turns_finished,
-            is_admitted=program.is_admitted,
-            is_retained=self._is_retained(turn),
-            attained_s=program.attained_s,
-            remaining_s=self._work.remaining_s(
-                program.tenant_id,
-                declared_turns=program.declared_turns,
-                turns_done=program.turns_finished,
-                attained_s=program.attained_s,
-            ),
-        )
+        return standing_of(turn, self._ledger, self._work) if turn is not None else None
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds to compute a context of so many tokens; 0 before anything is known."""
@@ -437,15 +423,9 @@ class RetentionController:
             turn.program.is_admitted = True
             self.changed_turns.update(self._turns_of[turn.program.program_id])
 
-    def _is_retained(self, turn: LiveTurn) -> bool:
-        if turn.is_scheduled:
-            return False
-        lease = self._ledger.get(turn.key)
-        return lease is not None and lease.lease_id == turn.lease_id
-
     def idle_tokens(self, now_s: float) -> float:
         """Context tokens of paused programs, each weighted with how likely it is to be back soon."""
-        return sum(lease.tokens * idle_weight(hazard_per_s(lease, now_s)) for lease in self._ledger.live())
+        return idle_tokens(self._ledger.live(), now_s)
 
     def explain(self, program_id: ProgramId, now_s: float) -> dict[str, Any]:
         """The program's leases and last decisions with their inputs, plain values only."""

@@ -176,20 +176,3 @@ class ProgramTable:
         for program in forgotten:
             self.end(program)
         return tuple(forgotten)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """What an order of turns may look at, of one turn in the engine."""
-
-    program_arrival_s: float
-    #: The program has not finished a turn yet.
-    is_first_turn: bool
-    #: The program has started for good.
-    is_admitted: bool
-    #: It waits, and a lease holds its branch's KV for it.
-    is_retained: bool
-    #: Seconds for which the program's turns have run.
-    attained_s: float
-    #: Seconds for which they are expected to run from now on.
-    remaining_s: float

@@ -126,4 +126,4 @@ def test_hints_by_header_and_last_turns_and_nonsense(server: httpx.Client) -> No
     turn(server, question)
     stats = server.get("/continuum/stats").json()
     assert (stats["live_leases"], stats["programs"], stats["live_turns"]) == (0, 0, 0)
-    assert server.post("/continuum/programs/agent-2/lease", json={"tol": "x"}).status_code == 422
+    assert server.post("/continuum/programs/agent-2/lease", json={"tol": "x"}).status_code == 400

@@ -11,6 +11,7 @@ import httpx
 from agent_program.clock import ManualClock
 from agent_program.ids import ReplicaId
 from continuum_router.config import AdmissionSettings, RetrySettings
+from continuum_router.drain_orders import MemoryDrainOrders
 from continuum_router.resilience import RetryBudget
 from deployments.api import Api
 from deployments.chat_api import ChatApi
@@ -24,6 +25,7 @@ from deployments.memory_journal import MemoryJournal
 from deployments.program_loop import ProgramLoop
 from deployments.program_service import ProgramService
 from deployments.program_settings import ProgramSettings
+from deployments.replica_api import ReplicaApi
 from deployments.settings import HttpSettings
 from deployments.tool_catalog import ToolCatalog
 from engine_replicas.turn_stream import TurnClosed, TurnOpened
@@ -68,6 +70,7 @@ class ApiBench:
         self.fleet = TableFleet(ALL_WELL)
         self.fleet.answers["engine", "stats_here"] = PartAnswer(answers=(), faults=())
         self.workspaces = MemoryWorkspaces()
+        self.drain_orders = MemoryDrainOrders(clock=self.clock)
         programs = ProgramSettings(heartbeat_s=0.05)
         http = HttpSettings(**{"body_bytes_max": 10_000, **settings})
         self.catalog = ToolCatalog(self._registered, self.history, fleet=self.fleet, clock=self.clock)
@@ -92,6 +95,7 @@ class ApiBench:
                 clock=self.clock,
                 probe_timeout_s=5.0,
             ),
+            replicas=ReplicaApi(self.fleet, self.drain_orders, clock=self.clock, timeout_s=5.0),
             model=MODEL,
             settings=http,
         ).build()

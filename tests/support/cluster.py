@@ -84,6 +84,8 @@ class FakeCluster:
         #: Answers instead of the real ones: (method, part of the path) → status and body.
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
         self.protocols = ("v5.channel.k8s.io",)
+        #: What commands print from now on, in place of running: a pod whose program has taken over everything in it.
+        self.printed_instead: bytes | None = None
         self.requests: list[tuple[str, str]] = []
         self._looks: dict[str, int] = {}
 
@@ -213,8 +215,12 @@ class FakeCluster:
             return _status(404, "pods not found")
         stream = web.WebSocketResponse(protocols=self.protocols, max_msg_size=64 * 1024)
         await stream.prepare(request)
+        command = request.query.getall("command")
+        if self.printed_instead is not None:
+            (pod.directory / "tmp" / "printed").write_bytes(self.printed_instead)
+            command = ["cat", "/tmp/printed"]
         process = await asyncio.create_subprocess_exec(
-            *self._in_pod(pod, request.query.getall("command")),
+            *self._in_pod(pod, command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

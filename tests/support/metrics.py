@@ -99,6 +99,8 @@ def scheduler_stats() -> dict[str, Any]:
     controller.arm(ProgramId("p"), "0", ToolKey("pytest"), False, 2.2)
     for end in controller.expire(10_000.0):
         meter.lease_ended(end)
+    controller.pause(True, 10_000.0)
+    turn("t3", 10_001.0)  # nothing is retained while the engine is paused
     return {**controller.stats(), **meter.to_plain()}
 
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from agent_program.errors import PlatformError
-from agent_program.states import FINAL_STATES
+from agent_program.errors import PlatformError, ProgramNotFound
+from agent_program.states import FINAL_STATES, ProgramState
 from deployments.program import ProgramRecord
 from support.chat_streams import events
 from support.simulated_cluster import MODEL, IngressProcess, SimulatedCluster
@@ -48,6 +48,9 @@ class ProgramClient:
     #: Of the events, as they came.
     seqs: list[int] = field(default_factory=list)
     is_over: bool = False
+    #: It was accepted, and later the API knew of no such program: what a client is told after the store lost its data.
+    is_unknown: bool = False
+    end: ProgramState | None = None
 
     async def run(self, cluster: SimulatedCluster) -> None:
         body = {"input": f"Do {self.name}.", "tools": ["shell", "read_file"], "limits": {"max_turns": 8}}
@@ -64,8 +67,13 @@ class ProgramClient:
             ingress.check()
             if step is not None:
                 self.seqs.append(step.seq)
-        state = (await ingress.programs.get(self.record.id)).state
-        self.is_over = state in FINAL_STATES
+        try:
+            state = (await ingress.programs.get(self.record.id)).state
+        except ProgramNotFound:
+            self.is_unknown = self.is_over = True
+        else:
+            self.is_over = state in FINAL_STATES
+            self.end = state if self.is_over else None
 
     @staticmethod
     async def _insist(cluster: SimulatedCluster, ask: Callable[[IngressProcess], Awaitable[_T]]) -> _T:

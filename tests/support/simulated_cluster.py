@@ -24,9 +24,10 @@ from continuum_router.bindings import MemoryBindings
 from continuum_router.config import AdmissionSettings, RetrySettings, RouterSettings
 from continuum_router.drain_orders import MemoryDrainOrders
 from continuum_router.exchange import Note, TurnReplied
-from continuum_router.program_router import Intent, ProgramRouter, Reply
+from continuum_router.program_router import Intent, ProgramRouter
 from continuum_router.replica_view import ReplicaView
 from continuum_router.resilience import RetryBudget
+from continuum_router.routing_memory import Reply
 from deployments.chat_api import ChatApi
 from deployments.edge_gate import EdgeGate
 from deployments.memory_journal import MemoryJournal
@@ -86,6 +87,7 @@ class Handle:
         """The replica for a request, and why; a dead one is found out and another sought, as Serve does."""
         give_up_s = self.cluster.clock.now_s() + ROUTE_S
         while True:
+            await self.process.goes.wait()
             self.process.check()
             placement = await self.router.place(program_id, intent, affinity=affinity)
             if placement is not None:
@@ -247,6 +249,8 @@ class SimulatedCluster:
         #: How often each call had its effect, by program and call id.
         self.effects: Counter[tuple[str, str]] = Counter()
         self.parts: dict[str, dict[ReplicaId, Part]] = {"engine": {}, "tools": {}}
+        #: Every engine replica that there ever was.
+        self.engines: list[EngineDouble] = []
         self.handles: list[Handle] = []
         self._born = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -271,6 +275,8 @@ class SimulatedCluster:
         part: Part
         if namespace == "engine":
             part = EngineDouble(name, orders=self.orders, clock=self.clock, seed=self._born)
+            self.engines.append(part)
+            part.routed.check_health()  # the last step of a start
         else:
             part = ToolActorDouble(name, self.effects)
         self.parts[namespace][part.replica_id] = part
@@ -296,6 +302,13 @@ class SimulatedCluster:
         """An ingress dies; another one starts in its place."""
         self.ingresses[index].kill()
         self.spawn(self._restart(self.ingresses, index, lambda: IngressProcess(self, self._name("ingress"))))
+
+    def homes(self, program_id: str) -> list[ReplicaId]:
+        """The replicas that took the program's turns, in order, each as often as it took one."""
+        turns = [
+            (at_s, engine.replica_id) for engine in self.engines for at_s, owner in engine.turns if owner == program_id
+        ]
+        return [replica_id for _, replica_id in sorted(turns)]
 
     def ingress(self) -> IngressProcess | None:
         """One that lives, as a load balancer picks it."""

@@ -36,11 +36,14 @@ CALL_S = 1.5
 
 
 class Process:
-    """Something that can die: what it does next then does not happen."""
+    """Something that can die: what it does next then does not happen. Or it stalls: that happens later, as if nothing had been."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
+        #: Not set while it stalls.
+        self.goes = asyncio.Event()
+        self.goes.set()
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
@@ -91,6 +94,7 @@ class StorePort:
         async def reached(*arguments: Any, **keywords: Any) -> Any:
             self._process.check()
             await self._network.hop()
+            await self._process.goes.wait()
             self._process.check()
             self._store.check()
             result = await method(*arguments, **keywords)
@@ -125,6 +129,8 @@ class EngineDouble:
         self.is_dead = asyncio.Event()
         self.is_core_dead = asyncio.Event()
         self.turns_open = 0
+        #: When each turn came, and whose it was.
+        self.turns: list[tuple[float, str]] = []
         #: Program → until when its KV is kept.
         self.leases: dict[str, float] = {}
 
@@ -134,6 +140,7 @@ class EngineDouble:
         is_done = False
         self.routed.turn_began(body, hints, placement)
         self.turns_open += 1
+        self.turns.append((self._clock.now_s(), hints.program_id))
         self.leases.pop(hints.program_id, None)
         try:
             yield TurnTaken(replica_id=self.replica_id)

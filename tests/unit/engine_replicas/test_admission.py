@@ -187,7 +187,7 @@ def test_a_program_that_declares_nothing_counts_as_typical() -> None:
     work = DeclaredWork()
     assert work.remaining_s(TENANT, declared_turns=None, turns_done=3, attained_s=3.0) == 0.0
     for turns in (10, 20, 30):
-        work.remaining_s(TENANT, declared_turns=turns, turns_done=1, attained_s=1.0)
+        work.declared(work.remaining_s(TENANT, declared_turns=turns, turns_done=1, attained_s=1.0))
     typical_s = work.remaining_s(TENANT, declared_turns=None, turns_done=50, attained_s=3.0)
     assert 9.0 <= typical_s <= 29.0
 
