@@ -5,7 +5,8 @@ Ray is left out, and the store agrees with every wish at once: a round trip to a
 *confirm*, as it does in production.
 
 - `decision_us`, one decision. *bound*: a turn of a program whose binding is fresh here. *confirm*: the same after the copy went
-  stale, so the store is asked. *new*: a program never seen, which binds it and re-scores its replica. Each is the median over
+  stale, so the store is asked. *new*: a program never seen, which binds it and re-scores its replica. *tied*: a new sub-program of a
+  known one, whose prompt begins as many others do. Each is the median over
   rounds of many decisions, because machines are shared; the turn's sending and ending are part of the decision.
 - `report_us`: taking in a broadcast, per replica, when every replica's report changed.
 - `bytes_per_program`: what a bound program adds to the process (its id, its entry, its share of the tables), by the growth of
@@ -30,6 +31,7 @@ from typing import Any
 
 from agent_program.clock import ManualClock
 from agent_program.ids import ProgramId, ReplicaId
+from continuum_router.affinity import Affinity, PrefixMark
 from continuum_router.config import RouterSettings
 from continuum_router.placement import Placement
 from continuum_router.program_router import ProgramRouter
@@ -87,10 +89,17 @@ class Subject:
             for index, name in enumerate(self.replicas)
         )
 
-    def turn(self, program_id: ProgramId) -> None:
+    def tied_turn(self, program_id: ProgramId) -> None:
+        """The first turn of a sub-program; one of a hundred beginnings."""
+        number = hash(program_id)
+        prefix = PrefixMark(fingerprint=number % 100, tokens=2048)
+        affinity = Affinity(parent=program_name(number % 1000), prefix=prefix)
+        self.turn(program_id, lambda: affinity)
+
+    def turn(self, program_id: ProgramId, affinity: Callable[[], Affinity] | None = None) -> None:
         """A turn of the program: placed, sent, ended; a microsecond later than the one before."""
         self.clock.advance(1e-6)
-        placement = _finish(self.router.place(program_id))
+        placement = _finish(self.router.place(program_id, affinity=affinity))
         assert placement is not None
         self.router.fleet.turn_sent(placement.replica_id)
         self.router.fleet.turn_ended(placement.replica_id)
@@ -125,6 +134,7 @@ def measure(replicas: int, programs: int) -> dict[str, Any]:
     stride = 7919  # a prime: neighbours in the measurement are not neighbours in memory
     known = [program_name(number * stride % programs) for number in range(_ROUNDS * decisions)]
     fresh = [program_name(programs + number) for number in range(_ROUNDS * decisions)]
+    children = [program_name(2 * programs + number) for number in range(_ROUNDS * decisions)]
 
     def stale(program_id: ProgramId) -> None:
         subject.clock.advance(2 * _FRESH_S)
@@ -138,6 +148,7 @@ def measure(replicas: int, programs: int) -> dict[str, Any]:
             "bound": _median_us(subject.turn, known),
             "confirm": _median_us(stale, known),
             "new": _median_us(subject.turn, fresh),
+            "tied": _median_us(subject.tied_turn, children),
         },
         "report_us": _report_us(subject, replicas),
     }

@@ -93,8 +93,6 @@ def demo_settings(directory: Path) -> PlatformSettings:
     return PlatformSettings.model_validate(
         {
             "engine": {"max_model_len": 2048, "num_gpu_blocks_override": KV_BLOCKS},
-            # The policy learns from tool calls, and a demo has few: it is to leave its cold start after these.
-            "scheduling": {"k_cold_start": 4},
             "store": {"embedded_port": _free_port(), "data_dir": directory / "store"},
             "programs": {"keep_finished_s": 3600},
         }

@@ -82,7 +82,7 @@ class SchedulingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: SchedulingPreset = Field(
-        default=SchedulingPreset.CONTINUUM,
+        default=SchedulingPreset.ADAPTIVE,
         description="The policies to run; `retention`, `ordering` and `admission` override.",
     )
     retention: RetentionName | None = Field(

@@ -28,7 +28,6 @@ from agent_program.ids import DEFAULT_TENANT, ProgramId, TenantId, ToolKey
 from agent_program.tool_events import LatencySample, SampleSource, ToolOutcome
 from tool_runtime import backends, registry, rendering
 from tool_runtime.call_times import CallTimes
-from tool_runtime.cgroups import found_parent
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.egress import EgressPolicy
 from tool_runtime.egress_dialer import EgressDialer
@@ -47,6 +46,7 @@ from tool_runtime.redis_history import redis_history
 from tool_runtime.registered_tools import RegisteredTools
 from tool_runtime.registry import ArgumentsInvalid, ToolKind, ToolRefused, ToolSpec
 from tool_runtime.sandbox import Execution, Executor, Sandboxing
+from tool_runtime.spawning import Launcher
 from tool_runtime.tool_call import ToolCall, ToolEventOfCall, ToolProgress, ToolResult, ToolStarted
 from tool_runtime.tool_key import tool_key
 from tool_runtime.workspace_calls import WorkspaceCalls
@@ -82,7 +82,7 @@ class ToolActor(WorkspaceCalls):
         self._dialer = EgressDialer(self._egress_policy, timeout_s=settings.egress.connect_timeout_s)
         self._host_tools: dict[str, Executor] = {"http_fetch": HttpFetch(self._dialer, settings.egress, self._clock)}
         self._tools = RegisteredTools(settings, self._clock)
-        self._launcher = LauncherClient()
+        self._launcher: Launcher = LauncherClient()
         self._starting = asyncio.Lock()
         self._backend: Sandboxing | None = None
         self._refusal: str | None = None
@@ -110,7 +110,7 @@ class ToolActor(WorkspaceCalls):
                 raise SandboxUnavailable(self._refusal)
             if self._sandboxes is not None:
                 return
-            self._launcher.cgroup_parent, self._limits_by = found_parent(self._settings.cgroup_dir)
+            self._launcher, self._limits_by = backends.launcher_for(self._settings, self._clock)
             try:
                 workspaces = Workspaces(
                     self._settings.state_dir or default_state_dir(),
@@ -318,6 +318,7 @@ class ToolActor(WorkspaceCalls):
                 finally:
                     await _ended(running)
             state_was_lost = sandbox is not None and program.executed(tool, execution, sandbox)
+            files_were_lost = sandbox is not None and program.take_files_lost()
         outcome = rendering.outcome_of(execution)
         self._outcomes[outcome] += 1
         yield ToolResult(
@@ -325,7 +326,9 @@ class ToolActor(WorkspaceCalls):
             tool=tool,
             tool_key=key,
             outcome=outcome,
-            output=rendering.text_of(tool, execution, timeout_s=timeout_s, state_was_lost=state_was_lost),
+            output=rendering.text_of(
+                tool, execution, timeout_s=timeout_s, state_was_lost=state_was_lost, files_were_lost=files_were_lost
+            ),
             exit_code=execution.exit_code if spec.kind is ToolKind.BUILTIN else None,
             duration_s=execution.duration_s,
             queue_s=queue_s,

@@ -13,14 +13,20 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from agent_program.clock import Clock
 from agent_program.errors import SandboxUnavailable
-from tool_runtime import gvisor, probes
+from tool_runtime import gvisor, pod_probes, probes
 from tool_runtime.bubblewrap import Bubblewrap, find_python
+from tool_runtime.cgroups import found_parent
 from tool_runtime.config import SandboxBackend, ToolRuntimeSettings
+from tool_runtime.kubernetes_api import KubernetesApi
+from tool_runtime.kubernetes_backend import KubernetesBackend
+from tool_runtime.kubernetes_pods import KubernetesPods
 from tool_runtime.landlock import Landlock
 from tool_runtime.launcher_client import LauncherClient
 from tool_runtime.sandbox import Sandboxing
 from tool_runtime.seccomp import UnsupportedArchitecture
+from tool_runtime.spawning import Launcher
 from tool_runtime.unsafe_local import UnsafeLocal
 from tool_runtime.workspaces import Workspaces
 
@@ -29,7 +35,19 @@ _SYSTEM_BWRAP = Path("/usr/bin/bwrap")
 _AUTO = (SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK)
 
 
-async def choose(settings: ToolRuntimeSettings, launcher: LauncherClient, workspaces: Workspaces) -> Sandboxing:
+def launcher_for(settings: ToolRuntimeSettings, clock: Clock) -> tuple[Launcher, str]:
+    """What starts the sandboxes of the backend that the settings ask for, and in words what holds their limits. Starts nothing."""
+    cluster = settings.kubernetes
+    if settings.sandbox is SandboxBackend.KUBERNETES and cluster is not None:
+        api = KubernetesApi(cluster.api_server, token_path=cluster.token_path, ca_path=cluster.ca_path)
+        pods = KubernetesPods(api, KubernetesBackend(cluster.python), cluster, settings.limits, clock)
+        return pods, f"the pods of warm pool {cluster.warm_pool} in namespace {cluster.namespace}"
+    launcher = LauncherClient()
+    launcher.cgroup_parent, limits_by = found_parent(settings.cgroup_dir)
+    return launcher, limits_by
+
+
+async def choose(settings: ToolRuntimeSettings, launcher: Launcher, workspaces: Workspaces) -> Sandboxing:
     """Make, probe and return the backend that the settings ask for.
 
     Raises:
@@ -42,6 +60,8 @@ async def choose(settings: ToolRuntimeSettings, launcher: LauncherClient, worksp
     }
     if settings.sandbox is SandboxBackend.UNSAFE_LOCAL:
         return UnsafeLocal(find_python())
+    if isinstance(launcher, KubernetesPods):
+        return await _kubernetes(settings, launcher, workspaces)
     wanted = list(_AUTO) if settings.sandbox is SandboxBackend.AUTO else [settings.sandbox]
     refused: list[str] = []
     for name in wanted:
@@ -57,6 +77,17 @@ async def choose(settings: ToolRuntimeSettings, launcher: LauncherClient, worksp
             return backend
         refused.append(f"{name.value}: {probes.describe(found)}")
     raise SandboxUnavailable("no sandbox holds on this machine; tools refuse to run. " + "; ".join(refused))
+
+
+async def _kubernetes(settings: ToolRuntimeSettings, pods: KubernetesPods, workspaces: Workspaces) -> Sandboxing:
+    found = await pod_probes.failures(
+        pods.backend, pods, workspaces, settings.limits, start_timeout_s=settings.sandbox_start_timeout_s
+    )
+    if found:
+        raise SandboxUnavailable(
+            f"the cluster's pods do not hold; tools refuse to run. kubernetes: {probes.describe(found)}"
+        )
+    return pods.backend
 
 
 def _bubblewrap(settings: ToolRuntimeSettings, workspaces: Workspaces) -> Sandboxing:

@@ -29,6 +29,8 @@ class SandboxBackend(StrEnum):
     LANDLOCK = "landlock"
     #: A kernel of its own for each sandbox, by the program `runsc`; only where it is named, never chosen by `auto`.
     GVISOR = "gvisor"
+    #: Pods of a cluster that runs kubernetes-sigs/agent-sandbox, one a program; only where it is named.
+    KUBERNETES = "kubernetes"
     #: No isolation at all: tools run as the actor's own user. For trusted programs on a developer's machine only.
     UNSAFE_LOCAL = "unsafe_local"
 
@@ -185,6 +187,41 @@ class McpServerSettings(BaseModel):
         return self
 
 
+class KubernetesSettings(BaseModel):
+    """Where the backend `kubernetes` gets its pods: SandboxClaims on a SandboxWarmPool of kubernetes-sigs/agent-sandbox."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+    """Where the claims are made, the warm pool is, and the pods run: one for sandboxes and nothing else."""
+    warm_pool: str = Field(pattern=r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$")
+    """The SandboxWarmPool that is claimed from; its SandboxTemplate says what the pods are."""
+    api_server: str = "https://kubernetes.default.svc"
+    """The API server. Plain http for one on this machine only, since the token is sent along."""
+    token_path: Path | None = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+    """File with the bearer token, read anew for each request; None for no token."""
+    ca_path: Path | None = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
+    """File with the certificates that the API server is checked with; None for the system's."""
+    container: str | None = None
+    """The container of the pod in which tools run; None for the first."""
+    python: str = Field("python3", min_length=1)
+    """How Python (3.9 or later) is called in it. It also needs bash."""
+    start_timeout_s: float = Field(120.0, gt=0)
+    """Seconds from a claim to a pod that is ready."""
+    claim_ttl_s: float = Field(300.0, ge=30)
+    """A claim expires after this long unless the platform renews it, which it does three times as often: what a platform leaves
+    that ends without a word. Clocks of the platform and the cluster must agree better than that."""
+
+    @field_validator("api_server")
+    @classmethod
+    def _token_goes_to_nobody_else(cls, url: str) -> str:
+        target = urlsplit(url)
+        is_here = target.hostname in ("127.0.0.1", "localhost", "::1")
+        if not target.hostname or not (target.scheme == "https" or (target.scheme == "http" and is_here)):
+            raise ValueError("api_server must be a whole https address (http for one on this machine only)")
+        return url.rstrip("/")
+
+
 class ToolRuntimeSettings(BaseModel):
     """One tool actor."""
 
@@ -203,6 +240,8 @@ class ToolRuntimeSettings(BaseModel):
     can be used, limits are held by rlimits and a watchdog; `/readyz` says which it is and why."""
     runsc_path: Path | None = None
     """The runsc program of gVisor; None looks for it on the path."""
+    kubernetes: KubernetesSettings | None = None
+    """Where the backend `kubernetes` gets its pods; only used, and then needed, with `sandbox: kubernetes`."""
     sandbox_uid_first: int = Field(200_000, ge=1)
     """First of the user ids that sandboxes run as when the platform itself runs as root; never 0."""
     sandbox_uid_count: int = Field(4096, ge=1)
@@ -259,6 +298,12 @@ class ToolRuntimeSettings(BaseModel):
             if not _SERVER_NAME.fullmatch(name):
                 raise ValueError(f"{name[:100]!r}: a server's name is 1 to 32 letters, digits, - and single _")
         return servers
+
+    @model_validator(mode="after")
+    def _cluster_is_named(self) -> ToolRuntimeSettings:
+        if self.sandbox is SandboxBackend.KUBERNETES and self.kubernetes is None:
+            raise ValueError("sandbox: kubernetes needs kubernetes: {namespace: …, warm_pool: …}")
+        return self
 
     @model_validator(mode="after")
     def _default_timeout_within_maximum(self) -> ToolRuntimeSettings:

@@ -13,15 +13,16 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent_program.errors import SandboxUnavailable
 from agent_program.ids import DEFAULT_TENANT, ProgramId
 from tool_runtime.config import OutputLimits, SandboxLimits
 from tool_runtime.live_sandbox import LiveSandbox
-from tool_runtime.sandbox import Ending, KillScope, Sandboxing, SandboxSpec
+from tool_runtime.sandbox import Ending, Execution, KillScope, Sandboxing, SandboxSpec
 from tool_runtime.spawning import Launcher
 from tool_runtime.workspaces import Workspaces
 
@@ -175,34 +176,46 @@ async def failures(
     spec = SandboxSpec(
         workspace=workspaces.ensure(DEFAULT_TENANT, program), uid=workspaces.uid(DEFAULT_TENANT, program), limits=limits
     )
-    output = OutputLimits()
     try:
         sandbox = await LiveSandbox.start(launcher, backend.plan(spec), timeout_s=start_timeout_s)
         try:
             with _bait() as settings:
                 settings["ISOLATES_PIDS"] = backend.plan(spec).kill_scope is KillScope.NAMESPACE
-                code = "".join(f"{name} = {value!r}\n" for name, value in settings.items()) + _SCRIPT
-                probe = await sandbox.execute("python", {"code": code}, timeout_s=_TIMEOUT_S, grace_s=0, output=output)
-            shell = await sandbox.execute(
-                "shell", {"command": "echo works"}, timeout_s=_TIMEOUT_S, grace_s=0, output=output
-            )
+                answers = await ask(sandbox, _SCRIPT, settings, OutputLimits())
         finally:
             await sandbox.close()
     except SandboxUnavailable as exc:
         return [exc.message]
     finally:
         await asyncio.to_thread(workspaces.delete, DEFAULT_TENANT, program)
-    found = _read(probe.stdout.text)
-    if probe.ending is not Ending.FINISHED or probe.exit_code != 0:
-        found.append(f"the probe did not finish: {probe.reason or probe.stderr.text[-500:]}")
-    if shell.stdout.text != "works\n":
-        found.append(f"the shell does not work: {shell.reason or shell.stderr.text[-500:]}")
-    return found
+    return answers.faults(_NAMES)
 
 
-def _read(printed: str) -> list[str]:
-    answers = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
-    return [f"{name}: {answers.get(name, 'no answer')}" for name in _NAMES if answers.get(name) != "held"]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """What a sandbox printed when it was asked."""
+
+    probe: Execution
+    shell: Execution
+
+    def faults(self, names: Sequence[str]) -> list[str]:
+        """Which of the probes called `names` did not hold, and what does not work."""
+        printed = self.probe.stdout.text
+        answers = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
+        found = [f"{name}: {answers.get(name, 'no answer')}" for name in names if answers.get(name) != "held"]
+        if self.probe.ending is not Ending.FINISHED or self.probe.exit_code != 0:
+            found.append(f"the probe did not finish: {self.probe.reason or self.probe.stderr.text[-500:]}")
+        if self.shell.stdout.text != "works\n":
+            found.append(f"the shell does not work: {self.shell.reason or self.shell.stderr.text[-500:]}")
+        return found
+
+
+async def ask(sandbox: LiveSandbox, script: str, settings: Mapping[str, object], output: OutputLimits) -> Answers:
+    """Run a script of probes, with `settings` as its variables, and an ordinary command."""
+    code = "".join(f"{name} = {value!r}\n" for name, value in settings.items()) + script
+    probe = await sandbox.execute("python", {"code": code}, timeout_s=_TIMEOUT_S, grace_s=0, output=output)
+    shell = await sandbox.execute("shell", {"command": "echo works"}, timeout_s=_TIMEOUT_S, grace_s=0, output=output)
+    return Answers(probe=probe, shell=shell)
 
 
 @contextmanager

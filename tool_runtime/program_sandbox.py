@@ -42,6 +42,10 @@ class ProgramSandbox:
         #: What the workspace has too much of, and how often in a row it was found to.
         self.disk_excess: str | None = None
         self.disk_strikes = 0
+        #: Something ran since the sandbox's own files, where it has any, were last copied out.
+        self.has_new_files = False
+        #: A sandbox ended with files that had not been copied out, and the program was not told yet.
+        self.are_files_lost = False
         #: The program is over; nothing starts for it any more.
         self.is_released = False
         self._with_state: set[str] = set()
@@ -60,6 +64,11 @@ class ProgramSandbox:
         if tool in SESSION_TOOLS:
             self._with_state.discard(tool) if execution.session_lost else self._with_state.add(tool)
         return is_news
+
+    def take_files_lost(self) -> bool:
+        """Whether files were lost since this was last asked."""
+        lost, self.are_files_lost = self.are_files_lost, False
+        return lost
 
     def all_state_lost(self) -> None:
         """The sandbox, or every process in it, is gone."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from agent_program.clock import Clock
-from agent_program.errors import Overloaded
+from agent_program.errors import Overloaded, SandboxUnavailable
 from agent_program.ids import ProgramId, TenantId
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.egress_proxy import EgressProxy
@@ -22,7 +22,8 @@ from tool_runtime.sandbox import Sandboxing, SandboxSpec
 from tool_runtime.spawning import Launcher
 from tool_runtime.trees import usage_of
 from tool_runtime.warm_pool import WarmPool
-from tool_runtime.workspace_errors import WorkspaceBusy
+from tool_runtime.workspace_copies import WorkspaceCopies
+from tool_runtime.workspace_errors import ArchiveRefused, WorkspaceBusy, WorkspaceTooLarge
 from tool_runtime.workspaces import Workspaces
 
 _LOG = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class ProgramSandboxes:
         self._closing: set[asyncio.Task[None]] = set()
         #: Sandboxes that are being started, which take room already.
         self._starting = 0
+        #: Where sandboxes have files of their own.
+        self._copies = WorkspaceCopies(launcher.files, workspaces, settings.limits) if launcher.files else None
         self.warm = WarmPool(self._start, workspaces, settings.warm_sandboxes if backend.has_own_view else 0)
 
     @property
@@ -125,6 +128,7 @@ class ProgramSandboxes:
             program.busy -= 1
             program.last_used_s = self._clock.now_s()
             program.is_sleep_asked = False
+            program.has_new_files = self._copies is not None
             if not program.busy and program.sandbox is not None:
                 await program.sandbox.watch(is_busy=False)
 
@@ -141,7 +145,20 @@ class ProgramSandboxes:
             async with program.changing:
                 if closes:
                     await self._close(program)
+                else:
+                    await self._fetch_files(program)
                 yield
+
+    async def fetch_files(self, tenant_id: TenantId, program_id: ProgramId) -> None:
+        """Have the workspace be what the program's sandbox has, where that has files of its own.
+
+        Raises:
+            SandboxUnavailable, WorkspaceTooLarge, ArchiveRefused: it cannot be; the workspace is as it last was.
+        """
+        program = self._programs.get((tenant_id, program_id))
+        if program is not None:
+            async with program.changing:
+                await self._fetch_files(program)
 
     async def release(self, tenant_id: TenantId, program_id: ProgramId, *, delete_workspace: bool) -> None:
         """Close the program's sandbox and forget the program; with `delete_workspace`, remove its files as well.
@@ -164,7 +181,7 @@ class ProgramSandboxes:
             program.is_released = True
             try:
                 async with program.changing:
-                    await self._close(program)
+                    await self._close(program, keeps_files=not delete_workspace)
                 if delete_workspace:
                     await asyncio.to_thread(self._workspaces.delete, tenant_id, program_id)
             finally:
@@ -202,6 +219,8 @@ class ProgramSandboxes:
     async def _check_disk(self, program: ProgramSandbox) -> None:
         limits, sandbox = self._settings.limits, program.sandbox
         program.is_disk_unchecked = program.busy > 0
+        if self._copies is not None:
+            return  # the disk is the cluster's; what is too large is found when it is copied
         usage = await asyncio.to_thread(
             usage_of,
             self._workspaces.path(program.tenant_id, program.program_id),
@@ -245,6 +264,8 @@ class ProgramSandboxes:
         if sandbox is not None and not program.busy and not program.is_sleep_asked:
             program.is_sleep_asked = True
             await sandbox.sleep()
+            async with program.changing:
+                await self._keep_files(program)
 
     async def close(self) -> None:
         """Close every sandbox."""
@@ -272,6 +293,12 @@ class ProgramSandboxes:
             timeout_s=self._settings.sandbox_start_timeout_s,
             clock=self._clock,
         )
+        if self._copies is not None:
+            try:
+                await self._copies.copy_in(sandbox.child, workspace)
+            except BaseException:
+                await sandbox.close()
+                raise
         if self._proxy is not None and sandbox.listener is not None:
             sandbox.on_close = (await self._proxy.serve(sandbox.listener)).close
         return sandbox
@@ -296,7 +323,33 @@ class ProgramSandboxes:
             program.busy -= 1
         return True
 
-    async def _close(self, program: ProgramSandbox) -> None:
+    async def _fetch_files(self, program: ProgramSandbox) -> None:
+        """Copy out what the sandbox has, unless nothing ran since that was last done. `program.changing` is held."""
+        sandbox = program.sandbox
+        if self._copies is not None and sandbox is not None and sandbox.is_alive and program.has_new_files:
+            program.has_new_files = False  # what is under way meanwhile makes news again when it ends
+            try:
+                await self._copies.copy_out(sandbox.child, program.tenant_id, program.program_id)
+            except BaseException:
+                program.has_new_files = True
+                raise
+            program.disk_excess, program.disk_strikes = None, 0
+
+    async def _keep_files(self, program: ProgramSandbox) -> None:
+        """`_fetch_files` where nobody is there to be told: what it finds too large counts as a look at a full disk does."""
+        try:
+            await self._fetch_files(program)
+        except (WorkspaceTooLarge, ArchiveRefused) as exc:
+            program.disk_excess, program.disk_strikes = exc.message, program.disk_strikes + 1
+            _LOG.warning("the files of a program cannot be kept: %s", exc.message)
+        except SandboxUnavailable as exc:
+            _LOG.warning("the files of a program were not kept: %s", exc.message)
+
+    async def _close(self, program: ProgramSandbox, *, keeps_files: bool = True) -> None:
+        if keeps_files:
+            await self._keep_files(program)
+        program.are_files_lost |= program.has_new_files and keeps_files
+        program.has_new_files = False
         sandbox, program.sandbox = program.sandbox, None
         if sandbox is not None:
             program.all_state_lost()

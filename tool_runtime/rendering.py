@@ -24,14 +24,20 @@ def outcome_of(execution: Execution) -> ToolOutcome:
     return _OUTCOMES[execution.ending]
 
 
-def text_of(tool: str, execution: Execution, *, timeout_s: float, state_was_lost: bool = False) -> str:
-    """What the model reads. `state_was_lost`: the session's state was lost before this call, and it has not been told."""
+def text_of(
+    tool: str, execution: Execution, *, timeout_s: float, state_was_lost: bool = False, files_were_lost: bool = False
+) -> str:
+    """What the model reads. `state_was_lost`: the session's state was lost before this call, and it has not been told; so for
+    `files_were_lost`, which is about what was written last."""
     parts = [execution.stdout.text.rstrip("\n")]
     if execution.stderr.text.strip():
         parts.append("[stderr]\n" + execution.stderr.text.rstrip("\n"))
     notes = _notes(tool, execution, timeout_s)
     if state_was_lost and tool in _STATE_LOST:
-        notes.insert(0, f"This {tool} session is new: the earlier one and its variables were lost. Files were kept.")
+        kept = "" if files_were_lost else " Files were kept."
+        notes.insert(0, f"This {tool} session is new: the earlier one and its variables were lost.{kept}")
+    if files_were_lost:
+        notes.insert(0, "The sandbox was lost, and with it the files that were written last: look at what is there.")
     if execution.session_lost and tool in _STATE_LOST:
         notes.append(_STATE_LOST[tool])
     parts += [f"[{note}]" for note in notes]

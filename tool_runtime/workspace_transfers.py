@@ -10,34 +10,27 @@ are gone.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
-from typing import TypeVar
 
 from agent_program.clock import Clock
 from agent_program.errors import Overloaded
 from agent_program.ids import ProgramId, TenantId
 from tool_runtime.config import ToolRuntimeSettings
 from tool_runtime.program_sandboxes import ProgramSandboxes
-from tool_runtime.tar_reader import TarLimits
 from tool_runtime.tar_writer import tar_of
-from tool_runtime.trees import delete_tree
-from tool_runtime.unpacking import unpack
 from tool_runtime.workspace_content import WorkspaceContent
+from tool_runtime.workspace_copies import in_thread, unpack_into_place, workspace_tar_limits
 from tool_runtime.workspace_errors import SnapshotNotFound, UploadNotFound, WorkspaceNotFound, WorkspaceTooLarge
 from tool_runtime.workspaces import Workspaces
 
-_PIECE_BYTES = 256 * 1024
 _UPLOADS_MAX = 16
 _UPLOAD_STALLS_S = 60.0
 _RETRY_AFTER_S = 10.0
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{32}\Z")
-T = TypeVar("T")
 Key = tuple[TenantId, ProgramId]
 
 
@@ -73,12 +66,13 @@ class WorkspaceTransfers:
             WorkspaceNotFound: before the first piece; there is none.
             WorkspaceTooLarge: meanwhile; what came is not a whole archive.
         """
+        await self._sandboxes.fetch_files(tenant_id, program_id)
         pieces = self._archive(tenant_id, program_id)
         try:
-            while piece := await _in_thread(next, pieces, b""):
+            while piece := await in_thread(next, pieces, b""):
                 yield piece
         finally:
-            await _in_thread(pieces.close)
+            await in_thread(pieces.close)
 
     async def snapshot(self, tenant_id: TenantId, program_id: ProgramId) -> str:
         """Keep the workspace as it is, under the id that is returned; of too many snapshots the oldest goes.
@@ -88,7 +82,7 @@ class WorkspaceTransfers:
             WorkspaceBusy: calls of the program are under way, so that there is no moment to keep.
         """
         async with self._sandboxes.at_rest(tenant_id, program_id, closes=False):
-            return await _in_thread(self._keep, tenant_id, program_id)
+            return await in_thread(self._keep, tenant_id, program_id)
 
     # In
 
@@ -118,7 +112,7 @@ class WorkspaceTransfers:
         upload_id = secrets.token_hex(16)
         path = self._workspaces.uploads / upload_id
         self._uploads[upload_id] = _Upload((tenant_id, program_id), path, self._clock.now_s())
-        await _in_thread(path.touch, 0o600)
+        await in_thread(path.touch, 0o600)
         return upload_id
 
     async def append(self, tenant_id: TenantId, program_id: ProgramId, upload_id: str, piece: bytes) -> int:
@@ -131,10 +125,10 @@ class WorkspaceTransfers:
         upload = self._upload(tenant_id, program_id, upload_id)
         upload.bytes += len(piece)
         upload.touched_s = self._clock.now_s()
-        if upload.bytes > self._tar_limits().archive_bytes_max:
+        if upload.bytes > workspace_tar_limits(self._limits).archive_bytes_max:
             await self._drop(upload_id)
             raise WorkspaceTooLarge("the archive is larger than a workspace may be")
-        await _in_thread(_append, upload.path, piece)
+        await in_thread(_append, upload.path, piece)
         return upload.bytes
 
     async def commit(self, tenant_id: TenantId, program_id: ProgramId, upload_id: str) -> WorkspaceContent:
@@ -178,8 +172,8 @@ class WorkspaceTransfers:
         self, tenant_id: TenantId, program_id: ProgramId, archive: Path, *, keeps_all_symlinks: bool
     ) -> WorkspaceContent:
         async with self._sandboxes.at_rest(tenant_id, program_id, closes=True):
-            limits = self._tar_limits(keeps_all_symlinks=keeps_all_symlinks)
-            return await _in_thread(self._unpack_into_place, tenant_id, program_id, archive, limits)
+            limits = workspace_tar_limits(self._limits, keeps_all_symlinks=keeps_all_symlinks)
+            return await in_thread(unpack_into_place, self._workspaces, tenant_id, program_id, archive, limits)
 
     # In a thread
 
@@ -187,7 +181,7 @@ class WorkspaceTransfers:
         path = self._workspaces.path(tenant_id, program_id)
         pieces = tar_of(path, bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max)
         try:
-            yield from _gathered(pieces)
+            yield from pieces
         except FileNotFoundError as exc:
             raise WorkspaceNotFound from exc
 
@@ -208,24 +202,6 @@ class WorkspaceTransfers:
             arriving.unlink(missing_ok=True)
         return snapshot_id
 
-    def _unpack_into_place(
-        self, tenant_id: TenantId, program_id: ProgramId, archive: Path, limits: TarLimits
-    ) -> WorkspaceContent:
-        uid = self._workspaces.uid(tenant_id, program_id)
-        made = self._workspaces.uploads / f"{secrets.token_hex(16)}.content"
-        made.mkdir(mode=0o700)
-        try:
-            with archive.open("rb") as file:
-                content = unpack(file.read, made, limits, uid=uid)
-            if uid is not None:
-                os.chown(made, uid, uid)
-            made.chmod(0o700)
-            self._workspaces.replace(tenant_id, program_id, made)
-        finally:
-            with suppress(FileNotFoundError):  # as it is when it took its place
-                delete_tree(made)
-        return content
-
     # Details
 
     def _upload(self, tenant_id: TenantId, program_id: ProgramId, upload_id: str) -> _Upload:
@@ -237,42 +213,10 @@ class WorkspaceTransfers:
     async def _drop(self, upload_id: str) -> None:
         upload = self._uploads.pop(upload_id, None)
         if upload is not None:
-            await _in_thread(upload.path.unlink, True)
+            await in_thread(upload.path.unlink, True)
 
     def _snapshots(self, tenant_id: TenantId, program_id: ProgramId) -> Path:
         return self._workspaces.snapshots / self._workspaces.path(tenant_id, program_id).name
-
-    def _tar_limits(self, *, keeps_all_symlinks: bool = False) -> TarLimits:
-        return TarLimits(
-            bytes_max=self._limits.workspace_bytes_max,
-            entries_max=self._limits.workspace_files_max,
-            keeps_all_symlinks=keeps_all_symlinks,
-        )
-
-
-async def _in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Run it in a thread, to its end also when the caller is cancelled: nothing that it works on is taken away meanwhile."""
-    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        raise
-
-
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of some size: an archive of small files is mostly headers."""
-    waiting: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        waiting.append(piece)
-        size += len(piece)
-        if size >= _PIECE_BYTES:
-            whole = b"".join(waiting)
-            yield from (whole[at : at + _PIECE_BYTES] for at in range(0, len(whole), _PIECE_BYTES))
-            waiting, size = [], 0
-    whole = b"".join(waiting)
-    yield from (whole[at : at + _PIECE_BYTES] for at in range(0, len(whole), _PIECE_BYTES))
 
 
 def _append(path: Path, piece: bytes) -> None:

@@ -30,6 +30,12 @@ def program(sandbox_actor: ToolActor) -> Program:
     return Program(sandbox_actor)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing_program(sandbox_actor: ToolActor) -> Program:
+    """One program for all attacks of a kind that change nothing where they fail; that its sandbox goes on working is asked after each."""
+    return Program(sandbox_actor)
+
+
 @pytest.fixture
 def neighbour(sandbox_actor: ToolActor) -> Program:
     """Another program on the same actor."""

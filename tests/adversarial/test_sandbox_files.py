@@ -60,9 +60,9 @@ def workspace_of(program: Program) -> Path:
         ),
     ],
 )
-async def test_secrets_of_the_system_cannot_be_read(program: Program, path: str) -> None:
+async def test_secrets_of_the_system_cannot_be_read(standing_program: Program, path: str) -> None:
     await assert_held(
-        program,
+        standing_program,
         f"""
 @attack
 def _():
@@ -123,9 +123,9 @@ async def test_no_process_that_is_visible_tells_of_the_host_or_of_other_programs
         *("/.agent/tool_runtime/inside/agent.py", "/.agent/planted", "/proc/1/mem"),
     ],
 )
-async def test_the_system_cannot_be_written(program: Program, path: str) -> None:
+async def test_the_system_cannot_be_written(standing_program: Program, path: str) -> None:
     await assert_held(
-        program,
+        standing_program,
         f"""
 @attack
 def _():
@@ -282,17 +282,20 @@ os.mkfifo("fifo")
 """
     )
     assert made.output == "'made'"
-    await program.python(
+    # Deeper than recursion and open descriptors go, and far longer than a path may be.
+    deep = await program.python(
         """
-here = os.open(".", os.O_RDONLY)
-while True:
-    os.mkdir("d", dir_fd=here)
-    below = os.open("d", os.O_RDONLY, dir_fd=here)
+here, name = os.open(".", os.O_RDONLY), "d" * 100
+for _ in range(1100):
+    os.mkdir(name, dir_fd=here)
+    below = os.open(name, os.O_RDONLY, dir_fd=here)
     os.close(here)
     here = below
-""",
-        timeout_s=1,
+os.close(here)
+"deep"
+"""
     )
+    assert "deep" in deep.output  # it got there, or the watchdog found it nested too deeply before
     path = workspace_of(program)
     await sandbox_actor.release(program.id, delete_workspace=True)
     assert not path.exists()

@@ -77,9 +77,9 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("x86", "arm", "arguments"), [case[1:] for case in CALLS], ids=[case[0] for case in CALLS])
-async def test_the_kernel_says_no(program: Program, x86: int, arm: int, arguments: str) -> None:
+async def test_the_kernel_says_no(standing_program: Program, x86: int, arm: int, arguments: str) -> None:
     printed = await assert_held(
-        program,
+        standing_program,
         f"@attack\ndef _():\n    value = syscall({x86}, {arm}, {arguments})\n"
         "    os._exit(0) if value == 0 and os.getppid() == os.getpid() else None\n    return f'answered {value}'\n",
     )
@@ -143,10 +143,10 @@ async def test_killing_everything_kills_itself_only(program: Program, neighbour:
 
 
 @pytest.mark.parametrize("command", ["0x5412", "0x5412 | 0x7fffffff00000000", "0x541C", "0x541C | (1 << 63)"])
-async def test_nothing_can_be_typed_into_a_terminal(program: Program, command: str) -> None:
+async def test_nothing_can_be_typed_into_a_terminal(standing_program: Program, command: str) -> None:
     """TIOCSTI and TIOCLINUX, also on a terminal of its own, where the kernel alone would allow it."""
     await assert_held(
-        program,
+        standing_program,
         f"""
 import pty
 @attack

@@ -73,9 +73,11 @@ def with_names(listeners: dict[str, object], attack: str) -> str:
         *('("169.254.169.254", 80)', '("2852039166", 80)', '("8.8.8.8", 53)'),
     ],
 )
-async def test_no_address_can_be_connected_to(program: Program, listeners: dict[str, object], target: str) -> None:
+async def test_no_address_can_be_connected_to(
+    standing_program: Program, listeners: dict[str, object], target: str
+) -> None:
     await assert_held(
-        program,
+        standing_program,
         with_names(
             listeners,
             f"""
@@ -89,9 +91,9 @@ def _():
 
 
 @pytest.mark.parametrize("target", ['("::1", TCP)', '("::ffff:127.0.0.1", TCP)', '("fd00:ec2::254", 80)'])
-async def test_nor_by_the_newer_protocol(program: Program, listeners: dict[str, object], target: str) -> None:
+async def test_nor_by_the_newer_protocol(standing_program: Program, listeners: dict[str, object], target: str) -> None:
     await assert_held(
-        program,
+        standing_program,
         with_names(
             listeners,
             f"""
@@ -120,10 +122,10 @@ async def test_datagrams_reach_nobody(program: Program) -> None:
 
 @pytest.mark.parametrize("address", ['"\\0" + ABSTRACT', "NAMED", '"/proc/self/root" + NAMED'])
 async def test_local_sockets_of_the_host_cannot_be_reached(
-    program: Program, listeners: dict[str, object], address: str
+    standing_program: Program, listeners: dict[str, object], address: str
 ) -> None:
     await assert_held(
-        program,
+        standing_program,
         with_names(
             listeners,
             f"""
@@ -152,8 +154,10 @@ def _():
         ("rxrpc", "33, socket.SOCK_DGRAM"),
     ],
 )
-async def test_no_other_kind_of_socket_opens(program: Program, name: str, arguments: str) -> None:
-    await assert_held(program, f"@attack\ndef _():\n    with socket.socket({arguments}):\n        return {name!r}\n")
+async def test_no_other_kind_of_socket_opens(standing_program: Program, name: str, arguments: str) -> None:
+    await assert_held(
+        standing_program, f"@attack\ndef _():\n    with socket.socket({arguments}):\n        return {name!r}\n"
+    )
 
 
 async def test_io_uring_is_no_way_around_the_filter(program: Program) -> None:

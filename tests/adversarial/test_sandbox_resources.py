@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 
 import pytest
 import pytest_asyncio
@@ -12,12 +13,22 @@ from agent_program.tool_events import ToolOutcome
 from support.attacks import PRELUDE
 from support.tools import Program, processes_with, tool_actor
 from support.waiting import wait_for, wait_for_async
+from tool_runtime import program_sandboxes
 from tool_runtime.config import MIB, OutputLimits, SandboxBackend, SandboxLimits
 from tool_runtime.tool_call import ToolResult
 
 pytestmark = [pytest.mark.adversarial, pytest.mark.asyncio(loop_scope="module")]
 
 MEMORY_MAX = 256 * MIB
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_looks_at_disks() -> Iterator[None]:
+    """Disks are looked at as often as memory is, so that filling one is found when it is full and not seconds later."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program_sandboxes, "_DISK_WATCH_S", 0.1)
+        patch.setattr(program_sandboxes, "_DISK_GRACE_S", 0.2)
+        yield
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

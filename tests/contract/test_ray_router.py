@@ -17,8 +17,10 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Requ
 from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.request_router import PendingRequest, ReplicaID
 
-from agent_program.ids import ProgramId
+from agent_program.ids import ProgramId, ReplicaId
+from agent_program.turn import TurnHints
 from continuum_router.config import RouterSettings
+from continuum_router.exchange import TurnLost, TurnReplied, tell
 from continuum_router.ray_router import ProgramAffinityRouter, router_config
 from support.redis_server import RedisServer, valkey_binary
 from support.waiting import wait_for_async
@@ -212,6 +214,56 @@ async def test_an_event_of_an_unbound_program_binds_nothing(router: ProgramAffin
     await chosen(router, a_request("p", method="tool_event"))
     assert router._programs.programs_known == 0
     assert await router._programs._bindings.get(ProgramId("p")) is None
+
+
+# What replicas and callers hear and say
+
+
+async def test_a_turn_takes_along_why_it_went_where_it_went(router: ProgramAffinityRouter) -> None:
+    router.update_replicas([StandInReplica("a")])
+    turn = a_request("p")
+    await chosen(router, turn)
+    assert turn.kwargs == {"placement": {"reason": "new"}}
+    event = a_request("p", method="tool_event")
+    await chosen(router, event)
+    assert event.kwargs == {}
+
+
+async def test_a_turn_of_a_sub_program_goes_to_its_parents_replica(router: ProgramAffinityRouter) -> None:
+    router.update_replicas([StandInReplica("a"), StandInReplica("b", report={"waiting": 3})])
+    await chosen(router, a_request("parent"))
+    router.update_replicas([StandInReplica("a", report={"waiting": 2}), StandInReplica("b")])
+    child = a_request("child")
+    child.args.extend([{}, TurnHints(program_id=ProgramId("child"), parent_program_id=ProgramId("parent"))])
+    assert await chosen(router, child) == [["a"]]
+    assert child.kwargs["placement"]["reason"] == "parent"
+
+
+async def test_what_callers_tell_on_any_thread_reaches_the_router_of_their_namespace(
+    router: ProgramAffinityRouter,
+) -> None:
+    router.update_replicas([StandInReplica("a"), StandInReplica("b")])
+    ((home,),) = await chosen(router, a_request("p"))
+    lost = TurnLost(program_id=ProgramId("p"), replica_id=ReplicaId(home))
+    await asyncio.to_thread(tell, "tools", lost)
+    await asyncio.sleep(0)
+    assert await chosen(router, a_request("p")) == [[home]]
+    await asyncio.to_thread(tell, "engine", lost)
+
+    async def has_left() -> bool:
+        return await chosen(router, a_request("p")) != [[home]]
+
+    await wait_for_async(has_left, what="the program leaves the replica that lost its turn")
+    replied = TurnReplied(
+        program_id=ProgramId("p"), replica_id=ReplicaId(home), report={"waiting": 7}, kept_s=0.0, context_tokens=10
+    )
+    tell("engine", replied)
+
+    async def has_heard() -> bool:
+        view = router._programs.fleet.view(ReplicaId(home))
+        return view is not None and view.waiting == 7
+
+    await wait_for_async(has_heard, what="the reply corrects the view")
 
 
 async def test_a_wrong_setting_stops_the_router_and_is_named(store_url: str) -> None:

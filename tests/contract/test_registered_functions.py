@@ -8,7 +8,7 @@ import pytest
 
 from agent_program.tool_events import ToolOutcome
 from support import sample_tools
-from support.tools import Program, tool_actor
+from support.tools import Program, actor_with, tool_actor
 from support.waiting import wait_for_async
 from tool_runtime.actor import ToolActor
 from tool_runtime.config import SandboxBackend
@@ -18,13 +18,16 @@ from tool_runtime.tool_call import ToolProgress
 MODULE = ("support.sample_tools",)
 
 
-@pytest.fixture(params=[SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK], ids=lambda backend: backend.value)
+BACKENDS = [SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK, SandboxBackend.KUBERNETES]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.value)
 def backend(request: pytest.FixtureRequest) -> SandboxBackend:
     return request.param
 
 
 async def test_a_function_runs_in_its_programs_sandbox(backend: SandboxBackend) -> None:
-    async with tool_actor(sandbox=backend, function_modules=MODULE) as actor:
+    async with actor_with(backend, function_modules=MODULE) as actor:
         program = Program(actor)
         result = await program.run("double", {"numbers": [1, 2.5], "label": "ä"})
         assert result.outcome is ToolOutcome.OK
@@ -40,7 +43,7 @@ async def test_a_function_runs_in_its_programs_sandbox(backend: SandboxBackend) 
 async def test_what_a_function_in_the_sandbox_does_wrong_is_its_result_and_hurts_nobody(
     backend: SandboxBackend,
 ) -> None:
-    async with tool_actor(sandbox=backend, function_modules=MODULE) as actor:
+    async with actor_with(backend, function_modules=MODULE) as actor:
         program = Program(actor)
         await program.shell("A=kept")
 

@@ -11,13 +11,13 @@ import pytest_asyncio
 
 from agent_program.errors import InvalidRequest
 from agent_program.tool_events import ToolOutcome
-from support.tools import Program, processes_with, tool_actor
+from support.tools import Program, actor_with, processes_with
 from support.waiting import wait_for
 from tool_runtime.actor import ToolActor
 from tool_runtime.config import SandboxBackend
 from tool_runtime.tool_call import ToolResult, ToolStarted
 
-BACKENDS = [SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK, SandboxBackend.UNSAFE_LOCAL]
+BACKENDS = [SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK, SandboxBackend.UNSAFE_LOCAL, SandboxBackend.KUBERNETES]
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,7 +30,7 @@ def backend(request: pytest.FixtureRequest) -> SandboxBackend:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_actor(backend: SandboxBackend) -> AsyncIterator[ToolActor]:
-    async with tool_actor(sandbox=backend, interrupt_grace_s=0.2) as actor:
+    async with actor_with(backend, interrupt_grace_s=0.2) as actor:
         yield actor
 
 

@@ -10,18 +10,18 @@ import pytest
 from agent_program.errors import Overloaded, SandboxUnavailable
 from agent_program.ids import DEFAULT_TENANT, ProgramId, ToolKey
 from agent_program.tool_events import ToolOutcome
-from support.tools import Program, descendants_of, processes_with, tool_actor
+from support.tools import Program, actor_with, descendants_of, processes_with, tool_actor
 from support.waiting import wait_for_async
 from tool_runtime.actor import ToolActor
 from tool_runtime.config import OutputLimits, SandboxBackend
 from tool_runtime.history import MemoryHistory
 from tool_runtime.tool_call import ToolCall, ToolResult
 
+#: Backends whose sandboxes are processes of this machine.
+LOCAL = [SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK, SandboxBackend.UNSAFE_LOCAL]
 
-@pytest.fixture(
-    params=[SandboxBackend.BUBBLEWRAP, SandboxBackend.LANDLOCK, SandboxBackend.UNSAFE_LOCAL],
-    ids=lambda backend: backend.value,
-)
+
+@pytest.fixture(params=[*LOCAL, SandboxBackend.KUBERNETES], ids=lambda backend: backend.value)
 def backend(request: pytest.FixtureRequest) -> SandboxBackend:
     return request.param
 
@@ -32,7 +32,7 @@ async def no_sandbox_is_live(actor: ToolActor) -> bool:
 
 async def test_endless_output_is_stopped(backend: SandboxBackend) -> None:
     limits = OutputLimits(head_bytes=1000, tail_bytes=1000, hard_bytes_max=1_000_000)
-    async with tool_actor(sandbox=backend, output=limits) as actor:
+    async with actor_with(backend, output=limits) as actor:
         program = Program(actor)
         result = await program.shell("yes", timeout_s=100)
         assert result.outcome is ToolOutcome.ERROR
@@ -43,7 +43,7 @@ async def test_endless_output_is_stopped(backend: SandboxBackend) -> None:
 
 
 async def test_more_calls_than_may_wait_are_refused_as_overload(backend: SandboxBackend) -> None:
-    async with tool_actor(sandbox=backend, concurrent_calls_max=1, queued_calls_max=1) as actor:
+    async with actor_with(backend, concurrent_calls_max=1, queued_calls_max=1) as actor:
         first = await Program(actor).shell_running("sleep 0.5")
         waiting = asyncio.create_task(Program(actor).shell("true"))
         await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def test_more_calls_than_may_wait_are_refused_as_overload(backend: Sandbox
 
 
 async def test_a_call_cancelled_in_the_queue_never_starts(backend: SandboxBackend) -> None:
-    async with tool_actor(sandbox=backend, concurrent_calls_max=2) as actor:
+    async with actor_with(backend, concurrent_calls_max=2) as actor:
         running = [await Program(actor).shell_running("sleep 1000") for _ in range(2)]
         two = Program(actor)
         waiting = asyncio.create_task(two.events("shell", {"command": "true"}))
@@ -70,7 +70,7 @@ async def test_a_call_cancelled_in_the_queue_never_starts(backend: SandboxBacken
 
 async def test_waiting_is_told_apart_from_running_and_only_running_is_a_sample(backend: SandboxBackend) -> None:
     history = MemoryHistory()
-    async with tool_actor(sandbox=backend, concurrent_calls_max=1, history=history) as actor:
+    async with actor_with(backend, concurrent_calls_max=1, history=history) as actor:
         results = await asyncio.gather(*(Program(actor).shell("sleep 0.4") for _ in range(2)))
     assert max(result.queue_s for result in results) > 0.3
     samples = (await history.snapshot()).tools[ToolKey("sleep")]
@@ -79,7 +79,7 @@ async def test_waiting_is_told_apart_from_running_and_only_running_is_a_sample(b
 
 async def test_timeouts_are_censored_samples_and_failures_are_durations(backend: SandboxBackend) -> None:
     history = MemoryHistory()
-    async with tool_actor(sandbox=backend, history=history, interrupt_grace_s=0) as actor:
+    async with actor_with(backend, history=history, interrupt_grace_s=0) as actor:
         await Program(actor).shell("sleep 100", timeout_s=0.3)
         await Program(actor).shell("sleep 0; false")
     samples = (await history.snapshot()).tools
@@ -89,7 +89,7 @@ async def test_timeouts_are_censored_samples_and_failures_are_durations(backend:
 async def test_of_too_many_sandboxes_the_one_idle_longest_is_closed_and_its_program_told(
     backend: SandboxBackend,
 ) -> None:
-    async with tool_actor(sandbox=backend, live_sandboxes_max=2, concurrent_calls_max=2) as actor:
+    async with actor_with(backend, live_sandboxes_max=2, concurrent_calls_max=2) as actor:
         one, two, three = (Program(actor) for _ in range(3))
         for program in (one, two, three):
             await program.shell("A=1; echo kept > file")
@@ -100,7 +100,7 @@ async def test_of_too_many_sandboxes_the_one_idle_longest_is_closed_and_its_prog
 
 
 async def test_an_idle_sandbox_is_closed(backend: SandboxBackend) -> None:
-    async with tool_actor(sandbox=backend, idle_sandbox_ttl_s=0.2) as actor:
+    async with actor_with(backend, idle_sandbox_ttl_s=0.2) as actor:
         await Program(actor).shell("true")
         await wait_for_async(lambda: no_sandbox_is_live(actor), what="the idle sandbox is closed")
 
@@ -152,7 +152,7 @@ async def test_a_backend_whose_programs_see_the_hosts_paths_parks_none() -> None
 
 
 async def test_a_sandbox_in_which_nothing_runs_goes_to_sleep_and_wakes_up_as_it_was(backend: SandboxBackend) -> None:
-    async with tool_actor(sandbox=backend, idle_sandbox_sleep_s=0.05) as actor:
+    async with actor_with(backend, idle_sandbox_sleep_s=0.05) as actor:
         program, busy = Program(actor), Program(actor)
         await program.shell("mkdir -p 'odd dir'; cd 'odd dir'; A=1; f() { echo f$A; }")
         await busy.shell("(sleep 0.5; echo late > late) & true")
@@ -173,7 +173,7 @@ async def is_asleep(actor: ToolActor, program: Program) -> bool:
 
 
 async def test_a_shell_that_dies_in_its_sleep_is_replaced(backend: SandboxBackend) -> None:
-    async with tool_actor(sandbox=backend, idle_sandbox_sleep_s=0.05) as actor:
+    async with actor_with(backend, idle_sandbox_sleep_s=0.05) as actor:
         program = Program(actor)
         await program.shell("A=1")
         if backend is SandboxBackend.BUBBLEWRAP:
@@ -189,7 +189,7 @@ async def test_a_shell_that_dies_in_its_sleep_is_replaced(backend: SandboxBacken
 
 async def test_closing_the_actor_leaves_no_process(backend: SandboxBackend) -> None:
     before = descendants_of(os.getpid())
-    async with tool_actor(sandbox=backend) as actor:
+    async with actor_with(backend) as actor:
         running = await Program(actor).shell_running("sleep 1000 & (setsid sleep 1000 &) ; sleep 1000")
         await actor.close()
         assert (await running).outcome is ToolOutcome.CANCELLED
@@ -197,7 +197,7 @@ async def test_closing_the_actor_leaves_no_process(backend: SandboxBackend) -> N
 
 
 async def test_a_call_to_an_actor_that_was_closed_is_refused(backend: SandboxBackend) -> None:
-    async with tool_actor(sandbox=backend) as actor:
+    async with actor_with(backend) as actor:
         await actor.close()
         call = ToolCall(program_id=ProgramId("p"), call_id="c", tool="shell", arguments={"command": "true"})
         with pytest.raises(SandboxUnavailable):
@@ -207,9 +207,10 @@ async def test_a_call_to_an_actor_that_was_closed_is_refused(backend: SandboxBac
             await actor.check_health()
 
 
+@pytest.mark.parametrize("backend", LOCAL, ids=lambda backend: backend.value)
 async def test_a_launcher_that_dies_is_replaced(backend: SandboxBackend) -> None:
     before = descendants_of(os.getpid())
-    async with tool_actor(sandbox=backend) as actor:
+    async with actor_with(backend) as actor:
         program = Program(actor)
         mark = f"3603.{os.getpid()}"
         running = await program.shell_running(f"(setsid sleep {mark} &); sleep {mark} & sleep {mark}")

@@ -36,6 +36,7 @@ from engine_replicas.retention.events import Changes, FinishedTurn, HeldKv, Turn
 from engine_replicas.scheduler_meter import SchedulerMeter
 from support.programs import Bench, spec
 from tool_runtime.actor import ToolActor
+from tool_runtime.call_times import CallTimes
 from tool_runtime.config import ToolRuntimeSettings
 
 #: What a vLLM scheduler and a replica add to the controller's numbers (`continuum_stats`, `_own_stats`); a test of the real scheduler
@@ -120,11 +121,18 @@ def engine_text() -> str:
 async def tools_text(state_dir: Path) -> str:
     """A tool actor's page."""
     actor = ToolActor(ToolRuntimeSettings(state_dir=state_dir), None)
-    actor._times.waited(0.1)
+    times = CallTimes()
+    times.waited(0.1)
     for seconds in (0.5, 1.0, 2.0):
-        actor._times.ran(ToolKey("pytest"), seconds)
-    status = await actor.status()
-    return tools_page({**status, "isolates": True, "history_reachable": True, "mcp_faults": {"files": "away"}})
+        times.ran(ToolKey("pytest"), seconds)
+    # What an actor without sandbox, store and MCP server does not know.
+    known = {
+        "isolates": True,
+        "history_reachable": True,
+        "mcp_faults": {"files": "away"},
+        "call_times": times.to_plain(),
+    }
+    return tools_page({**await actor.status(), **known})
 
 
 def router_plain() -> dict[str, Any]:
