@@ -9,6 +9,12 @@ Two things to know when editing:
 - Serve pickles the class *by value*: globals of this module are copies. State shared by routers belongs in an imported module.
 - Inside one rank Serve picks the shortest queue, so a ranking that must be obeyed consists of ranks of one replica.
 
+What a reply says comes by the process's exchange (`exchange.py`), from whoever holds the handle.
+
+A turn's call (`turn_methods`) has the request's body and its hints as arguments, from which the program's relatives and the beginning
+of its prompt are read. One keyword is the router's to add: `placement`, why the turn went where it went, so that the replica can say
+so when it is asked to explain.
+
 A program's rank is its replica and nothing else: when that is full, the request waits for it (with back-off) and is not sent
 elsewhere, where its KV is not. For that reason a deployment's `max_ongoing_requests` should be well above the engine's batch.
 
@@ -22,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ray.serve.config import RequestRouterConfig
@@ -30,11 +37,15 @@ from ray.util.metrics import Counter, Gauge
 
 from agent_program.clock import SystemClock
 from agent_program.ids import ProgramId, ReplicaId
+from continuum_router.affinity import affinity_of
 from continuum_router.config import RouterSettings
+from continuum_router.exchange import Note, TurnReplied, listen
 from continuum_router.placement import Placement
 from continuum_router.program_router import Intent, ProgramRouter
 from continuum_router.redis_bindings import RedisBindings
 from continuum_router.replica_view import ReplicaView
+from continuum_router.router_counters import counters_of
+from continuum_router.routing_memory import Reply
 
 
 def router_config(store_url: str, *, namespace: str, settings: RouterSettings | None = None) -> RequestRouterConfig:
@@ -77,6 +88,8 @@ class ProgramAffinityRouter(RequestRouter):
         self._releases: set[asyncio.Task[None]] = set()
         self._pending_by_metadata: dict[int, PendingRequest] = {}
         self._reserved: dict[int, ReplicaId] = {}
+        self._counters = counters_of(namespace)
+        listen(namespace, self)
         tags = {"namespace": namespace, "deployment": self._deployment_id.name}
         self._placements = Counter(
             "continuum_router_placements",
@@ -103,7 +116,7 @@ class ProgramAffinityRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         session_id = pending_request.metadata.session_id
         if session_id:
-            placement = await self._programs.place(ProgramId(session_id), self._intent(pending_request))
+            placement = await self._place(ProgramId(session_id), pending_request)
         else:
             placement = self._programs.place_unbound(pending_request.metadata.internal_request_id)
         if placement is None:
@@ -112,6 +125,9 @@ class ProgramAffinityRouter(RequestRouter):
         replica = self._replica(placement.replica_id)
         if replica is None:
             return []  # it left while we asked the store; Serve asks again
+        if self._is_turn(pending_request):
+            detail = dict(placement.detail or {})
+            pending_request.kwargs["placement"] = {"reason": placement.reason.value, **detail}
         self._reserve(pending_request, placement.replica_id)
         return [[replica]] if session_id else [[replica], self._replicas_list]
 
@@ -120,6 +136,30 @@ class ProgramAffinityRouter(RequestRouter):
         # Serve allows two tasks a replica. A request that waits for its own full replica occupies one, so a few programs of one
         # busy replica would stop requests to idle ones.
         return self._settings.routing_tasks_max
+
+    async def _place(self, program_id: ProgramId, pending_request: PendingRequest) -> Placement | None:
+        intent = self._intent(pending_request)
+        if not self._is_turn(pending_request):
+            return await self._programs.place(program_id, intent)
+        arguments: list[Any] = [*list(pending_request.args), None, None]
+        body, hints = arguments[:2]
+        return await self._programs.place(program_id, intent, affinity=partial(affinity_of, body, hints))
+
+    # What callers tell
+
+    def hear(self, note: Note) -> None:
+        """A note of the exchange; comes on any thread."""
+        if not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._take, note)
+
+    def _take(self, note: Note) -> None:
+        if not isinstance(note, TurnReplied):
+            self._programs.turn_lost(note.program_id, note.replica_id)
+        elif (replica := self._replica(note.replica_id)) is not None:
+            view = ReplicaView.from_report(note.replica_id, replica.max_ongoing_requests, note.report)
+            self._programs.reply(
+                Reply(program_id=note.program_id, view=view, kept_s=note.kept_s, context_tokens=note.context_tokens)
+            )
 
     # What Serve tells
 
@@ -199,11 +239,20 @@ class ProgramAffinityRouter(RequestRouter):
         is_follower = method in self._settings.follow_only_methods or method in self._settings.releasing_methods
         return Intent.FOLLOW if is_follower else Intent.BIND
 
+    def _is_turn(self, pending_request: PendingRequest) -> bool:
+        return pending_request.metadata.call_method in self._settings.turn_methods
+
     def _replica(self, replica_id: ReplicaId) -> RunningReplica | None:
         return self.curr_replicas.get(ReplicaID(replica_id, deployment_id=self._deployment_id))
 
     def _count(self, placement: Placement) -> None:
         self._placements.inc(tags={"reason": placement.reason.value})
+        self._counters.placed(
+            placement.reason,
+            bindings=self._programs.programs_known,
+            unconfirmed=self._programs.unconfirmed_count,
+            is_store_away=self._programs.is_store_away,
+        )
         self._unconfirmed.set(self._programs.unconfirmed_count)
 
 

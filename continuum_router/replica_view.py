@@ -3,7 +3,8 @@
 A report is the mapping that a replica's `record_routing_stats` returned. It is up to a period old, may be absent (a
 replica that has just started, or reports nothing), and comes from another process: whatever is missing or malformed
 reads as "unknown", never as an error. An engine reports `waiting`, `running`, `queued_tokens`, `free_blocks`,
-`retained_blocks`, `total_blocks`; a tool actor `queued_calls` and `live_sessions`. Either may report `is_draining`.
+`retained_blocks`, `total_blocks`, and what it has measured of itself: `turns_per_s`, `context_tokens_per_s`,
+`recent_prefixes`; a tool actor `queued_calls` and `live_sessions`. Either may report `is_draining`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent_program.ids import ReplicaId
+
+#: A report with more beginnings than this is malformed.
+_PREFIXES_MAX = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +50,12 @@ class ReplicaView:
     kv: KvReport | None = None
     #: It will leave: no new programs, and bound ones move at their next turn.
     is_draining: bool = False
+    #: Turns that it ends in a second while turns wait; None where it has not measured that.
+    turns_per_s: float | None = None
+    #: Tokens of context a second that it computes, or reloads where it keeps copies; None where it has not measured that.
+    context_tokens_per_s: float | None = None
+    #: Fingerprints of the beginnings of prompts that it computed last.
+    recent_prefixes: frozenset[int] = frozenset()
 
     @classmethod
     def from_report(cls, replica_id: ReplicaId, turns_max: int, report: Mapping[str, object] | None) -> ReplicaView:
@@ -59,6 +69,9 @@ class ReplicaView:
             queued_tokens=_count(said, "queued_tokens") or 0,
             kv=_kv(said),
             is_draining=said.get("is_draining") is True,
+            turns_per_s=_rate(said, "turns_per_s"),
+            context_tokens_per_s=_rate(said, "context_tokens_per_s"),
+            recent_prefixes=_fingerprints(said.get("recent_prefixes")),
         )
 
 
@@ -68,6 +81,18 @@ def _count(report: Mapping[str, object], *names: str) -> int | None:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**53:
             return int(value)
     return None
+
+
+def _rate(report: Mapping[str, object], name: str) -> float | None:
+    value = report.get(name)
+    is_rate = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 2**53
+    return float(value) if is_rate else None  # type: ignore[arg-type]
+
+
+def _fingerprints(said: object) -> frozenset[int]:
+    if not isinstance(said, (list, tuple, set, frozenset)) or len(said) > _PREFIXES_MAX:
+        return frozenset()
+    return frozenset(value for value in said if isinstance(value, int) and not isinstance(value, bool))
 
 
 def _kv(report: Mapping[str, object]) -> KvReport | None:
