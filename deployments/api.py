@@ -26,6 +26,8 @@ from deployments.http_errors import Refusals, install_error_handlers
 from deployments.http_etag import tagged_response
 from deployments.ports import ReleasedProgram
 from deployments.program_service import ProgramService
+from deployments.replica_api import ReplicaApi
+from deployments.request_ids import RequestIds
 from deployments.settings import HttpSettings
 from deployments.steps import Step
 from deployments.tool_catalog import ToolCatalog
@@ -60,6 +62,7 @@ class Api:
         tools: ToolCatalog,
         workspaces: WorkspaceClient,
         health: Health,
+        replicas: ReplicaApi,
         model: str,
         settings: HttpSettings,
     ) -> None:
@@ -68,6 +71,7 @@ class Api:
         self._chat = chat
         self._engine = engine
         self._explainer = explainer
+        self._replicas = replicas
         self._tools = tools
         self._workspaces = WorkspaceApi(
             workspaces,
@@ -84,10 +88,14 @@ class Api:
         """The ASGI app."""
         app = FastAPI(title="Continuum agents", version="1", docs_url="/docs", redoc_url=None)
         install_error_handlers(app, self._refusals)
-        public, read, submit = None, Scope.READ, Scope.SUBMIT
+        app.add_middleware(RequestIds)
+        public, read, submit, admin = None, Scope.READ, Scope.SUBMIT, Scope.ADMIN
         routes: list[tuple[Scope | None, str, str, Callable[..., Awaitable[Response]]]] = [
             (submit, "POST", "/v1/chat/completions", self.chat_completion),
             (read, "GET", "/v1/models", self.models),
+            (admin, "GET", "/v1/replicas", self.list_replicas),
+            (admin, "POST", "/v1/replicas/{replica_id}/drain", self.drain_replica),
+            (admin, "DELETE", "/v1/replicas/{replica_id}/drain", self.keep_replica),
             (submit, "POST", "/v1/programs", self.submit),
             (read, "GET", "/v1/programs", self.list_programs),
             (read, "GET", "/v1/programs/{program_id}", self.get_program),
@@ -97,6 +105,7 @@ class Api:
             (submit, "POST", "/v1/programs/{program_id}/tool_outputs", self.tool_outputs),
             (submit, "POST", "/v1/programs/{program_id}/tool_events", self.tool_event),
             (read, "GET", "/v1/programs/{program_id}/explain", self.explain),
+            (read, "GET", "/v1/programs/{program_id}/trace", self.trace),
             (read, "GET", "/v1/programs/{program_id}/workspace", self.read_workspace),
             (submit, "PUT", "/v1/programs/{program_id}/workspace", self.replace_workspace),
             (submit, "POST", "/v1/programs/{program_id}/workspace/snapshots", self.snapshot_workspace),
@@ -145,6 +154,20 @@ class Api:
         """The model that is served."""
         card = {"id": self._model, "object": "model", "created": 0, "owned_by": "continuum"}
         return JSONResponse({"object": "list", "data": [card]})
+
+    # Engine replicas
+
+    async def list_replicas(self) -> Response:
+        """The engine replicas: what each reports to routers, and how far it has drained."""
+        return await self._replicas.everyone()
+
+    async def drain_replica(self, request: Request, replica_id: str) -> Response:
+        """No new programs for an engine replica; its programs move with their next turns, and then it leaves."""
+        return await self._replicas.drain(replica_id, await self._body(request) if await request.body() else None)
+
+    async def keep_replica(self, replica_id: str) -> Response:
+        """An engine replica that was told to drain stays."""
+        return await self._replicas.stay(replica_id)
 
     # Programs
 
@@ -273,6 +296,10 @@ class Api:
         except (ProgramNotFound, InvalidRequest):
             return False
         return True
+
+    async def trace(self, request: Request, program_id: str) -> Response:
+        """The program's timeline as Chrome trace JSON, for Perfetto."""
+        return JSONResponse(await self._programs.trace(program_id, caller_of(request)))
 
     async def explain(self, request: Request, program_id: str) -> Response:
         """Why the program's KV was kept or dropped, and where the program is."""

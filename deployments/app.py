@@ -19,6 +19,8 @@ from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import BackpressureConfig
 
+from continuum_router.exchange import ENGINE_NAMESPACE, TOOLS_NAMESPACE
+from continuum_router.ray_autoscaling import autoscaling_config
 from continuum_router.ray_router import router_config
 from deployments.fleet import ENGINE_PART, TOOLS_PART
 from deployments.served import ServedEngine, ServedIngress, ServedRunner, ServedStore, ServedTools
@@ -48,13 +50,21 @@ def _engine(settings: PlatformSettings) -> Deployment:
     replicas, router = settings.replicas, settings.router
     return serve.deployment(
         name=ENGINE,
-        num_replicas=replicas.engine,
         max_ongoing_requests=replicas.turns_per_engine_max,
-        request_router_config=router_config(settings.store.url, namespace="engine", settings=router),
+        request_router_config=router_config(settings.store.url, namespace=ENGINE_NAMESPACE, settings=router),
         graceful_shutdown_timeout_s=replicas.drain_s,
+        **_engine_replicas(settings),
         **_health_options(settings),
         **_engine_resources(settings),
     )(ServedEngine)
+
+
+def _engine_replicas(settings: PlatformSettings) -> dict[str, Any]:
+    scaling = settings.router.autoscaling
+    if scaling is None:
+        return {"num_replicas": settings.replicas.engine}
+    config = autoscaling_config(settings.store.url, namespace=ENGINE_NAMESPACE, settings=scaling)
+    return {"num_replicas": "auto", "autoscaling_config": config}
 
 
 def _engine_resources(settings: PlatformSettings) -> dict[str, Any]:
@@ -87,7 +97,7 @@ def _tools(settings: PlatformSettings) -> Deployment:
         name=TOOLS,
         num_replicas=replicas.tools,
         max_ongoing_requests=replicas.calls_per_tool_actor_max,
-        request_router_config=router_config(settings.store.url, namespace="tools", settings=settings.router),
+        request_router_config=router_config(settings.store.url, namespace=TOOLS_NAMESPACE, settings=settings.router),
         graceful_shutdown_timeout_s=replicas.drain_s,
         ray_actor_options={"num_cpus": replicas.service_cpus},
         **_health_options(settings),

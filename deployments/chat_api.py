@@ -68,6 +68,8 @@ class ChatApi:
         try:
             program_id = chat.hints.program_id if chat.hints is not None else None
             await stack.enter_async_context(self._gate.turn(caller.tenant_id, program_id))
+            if program_id is not None and chat.hints is not None and chat.hints.is_last_turn:
+                stack.callback(self._gate.program_over, program_id)
             self._budget.first_attempt()
             return await self._first_answer(chat, stack)
         except BaseException:

@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli_doctor import doctor
 from deployments.cli_keys import keys_app
 from deployments.cli_plugins import add_commands
 from deployments.cli_programs import programs_app, run, tools_app
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(run)
+app.command()(doctor)
 app.add_typer(programs_app, name="programs")
 app.add_typer(tools_app, name="tools")
 app.add_typer(model_app, name="model")

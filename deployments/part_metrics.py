@@ -44,6 +44,7 @@ _RUNNER_GAUGES = {
     "running": "Programs that the runner runs.",
     "running_max": "Programs that it may run at once.",
 }
+_RUNNER_COUNTERS = {"traces_dropped": "Traces of ended programs that were not delivered."}
 _INGRESS_GAUGES = {"event_streams": "Open event streams."}
 _ROUTER_GAUGES = {
     "bindings": "Bindings of programs to replicas that this process knows.",
@@ -84,7 +85,9 @@ def tools_page(status: Mapping[str, Any]) -> str:
 
 def runner_page(status: Mapping[str, Any], routers: Mapping[str, Mapping[str, Any]]) -> str:
     """A runner's status, and the counters of the routers in its process."""
-    return _page([*_families("continuum_runner_", status, _RUNNER_GAUGES, {}), *_router_families(routers)])
+    return _page(
+        [*_families("continuum_runner_", status, _RUNNER_GAUGES, _RUNNER_COUNTERS), *_router_families(routers)]
+    )
 
 
 def ingress_page(status: Mapping[str, Any], routers: Mapping[str, Mapping[str, Any]]) -> str:

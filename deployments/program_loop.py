@@ -37,6 +37,7 @@ from deployments.program import EndReason, ProgramFailure, ProgramRecord
 from deployments.program_settings import ProgramSettings
 from deployments.record_steps import apply_to_record, ended_step
 from deployments.steps import PendingCall, Step, StepKind, apply, fold
+from deployments.structured_logs import log_fields
 from deployments.tool_batch import ToolBatch, ToolsUnavailable, ToolWait
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,10 @@ class ProgramLoop:
             LeaseLost: another runner has it.
             StoreUnavailable: the journal stayed away for longer than a lease lasts.
         """
+        with log_fields(program_id=self._spec.id):
+            await self._run()
+
+    async def _run(self) -> None:
         resumed = self._progress.seq > 1 and not self._was_put_down
         await self._append((StepKind.PROGRAM_CLAIMED, {"runner": self._runner, "resumed": resumed}))
         if self._progress.pending and resumed:
@@ -119,9 +124,11 @@ class ProgramLoop:
             case End():
                 await self._end(action)
             case RunTurn():
-                await self._cut_short_at_limits(self._turn(action))
+                with log_fields(turn=action.turn):
+                    await self._cut_short_at_limits(self._turn(action))
             case RunTools():
-                await self._cut_short_at_limits(self._run_tools(action))
+                with log_fields(turn=action.turn):
+                    await self._cut_short_at_limits(self._run_tools(action))
             case AskClient():
                 await self._ask_client(action)
             case Wait():

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agent_program.clock import Clock
 from agent_program.errors import IllegalTransition, InvalidRequest, Overloaded, ProgramNotFound
@@ -13,9 +14,11 @@ from agent_program.ids import ProgramId, TenantId, parse_program_id
 from agent_program.states import ProgramState
 from deployments.access import ANYBODY, Caller
 from deployments.actions import ClientWait, take
+from deployments.chrome_trace import chrome_trace
 from deployments.journal import IdempotencyKey, Journal, Page, program_topic
 from deployments.program import ProgramRecord
 from deployments.program_settings import ProgramSettings
+from deployments.program_trace import program_span
 from deployments.steps import Step, fold
 from deployments.wire import PreviousProgram, parse_submission, previous_program_id
 from deployments.wire_client_tools import parse_answers
@@ -146,6 +149,12 @@ class ProgramService:
     async def delete(self, program_id: str, caller: Caller = ANYBODY) -> None:
         await self.get(program_id, caller)
         await self._journal.delete(parse_program_id(program_id))
+
+    async def trace(self, program_id: str, caller: Caller = ANYBODY) -> dict[str, Any]:
+        """The program's timeline as Chrome trace JSON."""
+        steps = await self.steps(program_id, caller)
+        record = await self.get(program_id, caller)
+        return chrome_trace(program_span(record, steps, now_s=self._clock.wall_s()))
 
     async def follow(self, program_id: str, *, after_seq: int) -> AsyncIterator[Step | None]:
         """Steps with a larger seq as they are journaled, to the program's last; None after `heartbeat_s` of silence.

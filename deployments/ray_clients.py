@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -55,17 +55,21 @@ class RayEngineClient:
         options: dict[str, Any] = {"stream": True, "method_name": "chat"}
         if hints is not None:
             options["session_id"] = hints.program_id
-        response = self._handle.options(**options).remote(dict(body), hints, avoid=self._minder.avoids(hints))
+        response = self._handle.options(**options).remote(dict(body), hints)
 
-        async def items() -> AsyncIterator[SentItem]:
+        async def items() -> AsyncGenerator[SentItem, None]:
             with translated_ray_errors(lost=ReplicaLost, what="the engine replica"):
                 async for item in response:
                     yield item
 
+        sent = items()
+        watched = self._minder.watch(sent, hints)
         try:
-            yield self._minder.watch(items(), hints)
+            yield watched
         finally:
             response.cancel()
+            await watched.aclose()
+            await sent.aclose()
 
     async def run_turn(self, body: Mapping[str, Any], hints: TurnHints) -> TurnOutcome:
         async with self.chat({**body, "stream": False}, hints) as items:

@@ -32,15 +32,20 @@ from deployments.embedded_store import EmbeddedStore
 from deployments.explanation import Explainer
 from deployments.fleet import INGRESS_PART, TOOLS_PART, RayFleet
 from deployments.health import Health
+from deployments.otlp_traces import OtlpTraces, make_exporter
 from deployments.part_metrics import ingress_page, runner_page, store_page, tools_page
 from deployments.program_service import ProgramService
 from deployments.ray_clients import RayEngineClient, RayToolClient
 from deployments.ray_workspaces import RayWorkspaceClient
 from deployments.redis_journal import RedisJournal
+from deployments.replica_api import ReplicaApi
 from deployments.routed_replica import RoutedReplica
 from deployments.runner import ProgramRunner
 from deployments.settings import PlatformSettings, StoreSettings
+from deployments.structured_logs import install as install_logs
+from deployments.telemetry_settings import TelemetrySettings
 from deployments.tool_catalog import ToolCatalog, ToolDirectory
+from deployments.traces import NoTraces, TraceSink
 from deployments.turn_minder import SentItem, TurnReport, TurnTaken
 from engine_replicas.replica import EngineReplica
 from engine_replicas.turn_stream import TurnClosed
@@ -55,6 +60,19 @@ def replica_id() -> ReplicaId:
     return ReplicaId(serve.get_replica_context().replica_id.unique_id)
 
 
+def _traces(settings: TelemetrySettings) -> TraceSink:
+    if settings.otlp_endpoint is None:
+        return NoTraces()
+    return OtlpTraces(make_exporter(settings), service_name=settings.service_name)
+
+
+def _replicas_wanted(settings: PlatformSettings) -> dict[str, int]:
+    """How many replicas must answer for a part to be whole; of engines that come and go, the fewest there ever are."""
+    wanted: dict[str, int] = settings.replicas.model_dump(include={"engine", "tools", "runner"})
+    scaling = settings.router.autoscaling
+    return wanted if scaling is None else {**wanted, "engine": scaling.replicas_min}
+
+
 def _own_handle() -> DeploymentHandle:
     """A handle of the deployment that runs this code: how one of its replicas asks the others."""
     context = serve.get_replica_context()
@@ -65,6 +83,7 @@ class ServedEngine(EngineReplica):
     """One vLLM engine, and what it says to routers."""
 
     def __init__(self, settings: PlatformSettings) -> None:
+        install_logs(settings.telemetry.log_format)
         super().__init__(
             settings.engine,
             settings.scheduling,
@@ -81,11 +100,8 @@ class ServedEngine(EngineReplica):
         hints: TurnHints | None,
         *,
         placement: Mapping[str, Any] | None = None,
-        avoid: tuple[ReplicaId, ...] = (),
     ) -> AsyncGenerator[SentItem, None]:
-        """A turn, between who takes it and how the replica stands afterwards. `placement` comes from the router, which has
-        read `avoid`."""
-        del avoid
+        """A turn, between who takes it and how the replica stands afterwards. `placement` comes from the router."""
         is_done = False
         self._routed.turn_began(body, hints, placement)
         try:
@@ -127,6 +143,12 @@ class ServedEngine(EngineReplica):
         """`stats` with the id of the replica whose they are."""
         return self.replica_id, await self.stats()
 
+    async def standing_here(self) -> tuple[str, dict[str, Any]]:
+        """What this replica says to routers, and how far it has drained."""
+        status = self._routed.drain()
+        drain = {"state": status.state.value, "reason": status.reason.value if status.reason else None}
+        return self.replica_id, {"drain": drain, "report": self.record_routing_stats()}
+
     async def explain_here(self, program_id: str) -> tuple[str, dict[str, Any]]:
         """`explain` with the id of the replica that explains: asked of all, since a program that ended is bound to none."""
         placement = self._routed.placement_of(program_id)
@@ -138,6 +160,7 @@ class ServedTools(ToolActor):
     and again, and not ready."""
 
     def __init__(self, settings: PlatformSettings) -> None:
+        install_logs(settings.telemetry.log_format)
         super().__init__(settings.tools, settings.store.url)
 
     async def probe(self) -> tuple[str, str]:
@@ -163,6 +186,7 @@ class ServedRunner:
     """Runs programs. Serve wants a class of its own to construct; the work is `ProgramRunner`'s."""
 
     def __init__(self, settings: PlatformSettings, engine: DeploymentHandle, tools: DeploymentHandle) -> None:
+        install_logs(settings.telemetry.log_format)
         clock = SystemClock()
         self._journal = RedisJournal(settings.store.url, clock)
         self._runner = ProgramRunner(
@@ -171,6 +195,7 @@ class ServedRunner:
             tools=RayToolClient(tools),
             clock=clock,
             settings=settings.programs,
+            traces=_traces(settings.telemetry),
         )
         self._is_started = False
 
@@ -229,8 +254,10 @@ class ServedIngress:
         engine: DeploymentHandle,
         parts: dict[str, DeploymentHandle],
     ) -> None:
+        install_logs(settings.telemetry.log_format)
         clock = SystemClock()
         self._journal = RedisJournal(settings.store.url, clock)
+        self._drain_orders = RedisDrainOrders(settings.store.url, namespace=ENGINE_NAMESPACE)
         directory = ToolDirectory(RayToolClient(parts["tools"]).registered, clock=clock)
         engine_client = RayEngineClient(engine, router=settings.router, clock=clock)
         model = settings.engine.model_name
@@ -262,10 +289,11 @@ class ServedIngress:
                 journal=self._journal,
                 fleet=fleet,
                 scraped=RayFleet({**parts, INGRESS_PART: _own_handle()}),
-                replicas_wanted=settings.replicas.model_dump(include={"engine", "tools", "runner"}),
+                replicas_wanted=_replicas_wanted(settings),
                 clock=clock,
                 probe_timeout_s=timeout_s,
             ),
+            replicas=ReplicaApi(fleet, self._drain_orders, clock=clock, timeout_s=timeout_s),
             model=model,
             settings=settings.http,
         )
@@ -279,3 +307,4 @@ class ServedIngress:
     async def __del__(self) -> None:
         await self._journal.close()
         await self._catalog.close()
+        await self._drain_orders.close()

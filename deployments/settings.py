@@ -6,6 +6,7 @@ scheduling    retention and ordering policies                engine_replicas/con
 router        bindings of programs to replicas               continuum_router/config.py
 tools         sandbox and tool limits                        tool_runtime/config.py
 programs      limits and durability of platform-run programs deployments/program_settings.py
+telemetry     traces by OTLP, logs                           deployments/telemetry_settings.py
 store, http, replicas                                        here
 """
 
@@ -28,6 +29,7 @@ from continuum_router.config import RouterSettings
 from deployments.access import ApiKeySettings
 from deployments.program_settings import ProgramSettings
 from deployments.settings_errors import explained
+from deployments.telemetry_settings import TelemetrySettings
 from engine_replicas.config import SchedulingSettings
 from engine_replicas.engine_config import EngineSettings
 from tool_runtime.config import ToolRuntimeSettings
@@ -184,6 +186,9 @@ class PlatformSettings(BaseModel):
     store: StoreSettings = Field(default=StoreSettings(), description="Where durable state lives.")
     http: HttpSettings = Field(default=HttpSettings(), description="What the REST API accepts.")
     replicas: ReplicaSettings = Field(default=ReplicaSettings(), description="Replicas and their resources.")
+    telemetry: TelemetrySettings = Field(
+        default=TelemetrySettings(), description="Where traces of programs go, and what logs look like."
+    )
 
     @model_validator(mode="wrap")
     @classmethod

@@ -2,7 +2,7 @@
 
     no piece within the silence that is allowed, or not closed by the deadline    ReplicaLost: out of reach counts as dead
     the replica is lost, or its engine                                           the router hears of it, and the program's next
-                                                                                 attempt avoids that replica, dead or not
+                                                                                 attempt leaves that replica, dead or not
     the turn closes                                                              the router hears how its replica stands
 
 Knows neither Ray nor the engine; `ray_clients.py` gives it a stream of items, and so does a simulation.
@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agent_program.clock import Clock
 from agent_program.errors import EngineUnavailable
-from agent_program.ids import ProgramId, ReplicaId
+from agent_program.ids import ReplicaId
 from agent_program.turn import TurnHints
 from continuum_router.exchange import Note, TurnLost, TurnReplied
 from deployments.ports import ReplicaLost, TurnOutcome
 from engine_replicas.turn_stream import TurnClosed, TurnOpened
-
-#: Programs whose last attempt was lost and whose next one has not come: those that never come back must not pile up.
-_AVOIDING_MAX = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +60,6 @@ class TurnMinder:
         self._patience = patience
         self._clock = clock
         self._tell = tell
-        self._avoiding: OrderedDict[ProgramId, tuple[ReplicaId, ...]] = OrderedDict()
-
-    def avoids(self, hints: TurnHints | None) -> tuple[ReplicaId, ...]:
-        """The replicas on which the program's present turn has been lost."""
-        return () if hints is None else self._avoiding.get(hints.program_id, ())
 
     async def watch(self, items: AsyncIterator[SentItem], hints: TurnHints | None) -> AsyncGenerator[TurnItem, None]:
         """The turn's items, without what is the router's.
@@ -97,12 +88,11 @@ class TurnMinder:
                     opened, replica_id = item, item.replica_id
                 elif isinstance(item, TurnClosed):
                     closed = item
-                    self._closed(hints)
                 yield item
             if opened is None or closed is None:
                 raise ReplicaLost("the engine replica ended the turn without closing it")
         except (ReplicaLost, EngineUnavailable):
-            if closed is None and replica_id is not None:
+            if closed is None:
                 self._lost(hints, replica_id)
             raise
 
@@ -115,17 +105,8 @@ class TurnMinder:
         except TimeoutError:
             raise ReplicaLost(f"the engine replica did not answer within {min(limits):g} s") from None
 
-    def _closed(self, hints: TurnHints | None) -> None:
-        if hints is not None:
-            self._avoiding.pop(hints.program_id, None)
-
-    def _lost(self, hints: TurnHints | None, replica_id: ReplicaId) -> None:
-        self._tell(TurnLost(replica_id=replica_id))
-        if hints is not None:
-            before = self._avoiding.pop(hints.program_id, ())
-            self._avoiding[hints.program_id] = (*before[-3:], replica_id)
-            if len(self._avoiding) > _AVOIDING_MAX:
-                self._avoiding.popitem(last=False)
+    def _lost(self, hints: TurnHints | None, replica_id: ReplicaId | None) -> None:
+        self._tell(TurnLost(program_id=None if hints is None else hints.program_id, replica_id=replica_id))
 
     def _replied(
         self, hints: TurnHints | None, replica_id: ReplicaId | None, closed: TurnClosed | None, item: TurnReport
@@ -181,4 +162,5 @@ async def turn_outcome(
         output_tokens=closed.output_tokens,
         replica=opened.replica_id,
         lease=closed.lease,
+        timings=closed.timings,
     )

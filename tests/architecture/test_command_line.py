@@ -16,11 +16,19 @@ COMMANDS = [
     ["programs", "show"],
     ["programs", "cancel"],
     ["programs", "events"],
+    ["programs", "outputs"],
+    ["programs", "approve"],
+    ["programs", "deny"],
+    ["programs", "export"],
     ["tools"],
     ["tools", "ls"],
     ["tools", "latency"],
+    ["replay"],
     ["model"],
     ["model", "prepare"],
+    ["doctor"],
+    ["keys"],
+    ["keys", "new"],
 ]
 
 

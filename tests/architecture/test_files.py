@@ -42,7 +42,8 @@ def test_every_module_is_reached_from_an_entry_point() -> None:
     In-memory implementations of a port are shipped for tests, which may be all that reach them.
     """
     project = pyproject()["project"]
-    entry_points = [*project["scripts"].values(), *project["entry-points"]["vllm.general_plugins"].values()]
+    plugins = [value for group in project["entry-points"].values() for value in group.values()]
+    entry_points = [*project["scripts"].values(), *plugins]
     roots = modules_in(" ".join(entry_points))
     roots |= {name for name, path in modules().items() if 'if __name__ == "__main__"' in path.read_text()}
     for path, text in text_files():
@@ -68,7 +69,7 @@ def test_no_file_names_this_machine_or_a_registry() -> None:
 def test_the_lock_names_packages_and_versions_only() -> None:
     lines = (ROOT / "requirements/cpu.lock").read_text().splitlines()
     for line in lines:
-        assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+(\[[a-z,]+\])?==[0-9][\w.+]*", line), line
+        assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+(\[[a-z,]+\])?==([0-9]+!)?[0-9][\w.+]*", line), line
 
 
 @pytest.mark.parametrize("path", [path for path in files() if path.suffix == ".md"], ids=relative)

@@ -15,9 +15,7 @@ from support.metrics import exported_page, needs_promtool, series_names, vllm_na
 from support.promql import metrics_of
 
 FILES = sorted((chart.CHART / "files" / "alerts").glob("*.yaml"))
-ALERTS = [
-    rule for path in FILES for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]
-]
+ALERTS = [rule for path in FILES for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
 RUNBOOKS = chart.ROOT / "docs" / "runbooks.md"
 
 

@@ -121,6 +121,48 @@ def test_with_the_autoscaler_the_head_alone_has_a_token_and_an_account_of_its_ow
     assert accounts.pop("head") not in accounts.values()
 
 
+IN_PODS: dict[str, Any] = {
+    "settings": {"tools": {"sandbox": "kubernetes", "kubernetes": {"namespace": "sandboxes", "warm_pool": "tools"}}},
+    "networkPolicy": {"apiServer": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]},
+}
+
+
+def test_with_tools_in_pods_of_their_own_tool_pods_alone_have_a_token_and_it_is_good_for_sandboxes_only() -> None:
+    pods = chart.ray_pods(IN_PODS)
+    with_token = {group for group, pod in pods.items() if pod["spec"]["automountServiceAccountToken"]}
+    assert {labels_of(pods[group])["app.kubernetes.io/component"] for group in with_token} == {"tools"}
+    (role,), (binding,) = chart.of_kind("Role", IN_PODS), chart.of_kind("RoleBinding", IN_PODS)
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "sandboxes"
+    granted = {
+        f"{group}/{resource}": set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert granted == {
+        "extensions.agents.x-k8s.io/sandboxclaims": {"create", "get", "patch", "delete"},
+        "agents.x-k8s.io/sandboxes": {"get"},
+        "/pods": {"get", "delete"},
+        "/pods/exec": {"get", "create"},
+    }
+    accounts = {pods[group]["spec"]["serviceAccountName"] for group in with_token}
+    assert {one["name"] for one in binding["subjects"]} == accounts
+    (rule,) = policies(IN_PODS)["tools"]["egress"]
+    assert rule["to"] == IN_PODS["networkPolicy"]["apiServer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"networkPolicy": {}}, "networkPolicy.apiServer"),
+        ({"settings": {"tools": {"sandbox": "kubernetes"}}}, "settings.tools.kubernetes"),
+    ],
+)
+def test_tools_in_pods_of_their_own_are_not_half_set_up(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        chart.manifests({**IN_PODS, **change})
+
+
 @each_preset
 def test_no_secret_is_written_out(name: str) -> None:
     """Wherever a name says password, token or key, the value comes from a Secret."""

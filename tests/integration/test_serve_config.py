@@ -70,6 +70,15 @@ def test_programs_are_kept_on_their_engine_and_on_their_tool_actor() -> None:
         assert router.request_router_kwargs["store_url"] == "redis://store:6379/0"
 
 
+def test_the_number_of_engines_is_fixed_or_follows_their_working_sets() -> None:
+    fixed = deployments_of(replicas={"engine": 3})["EngineReplica"]
+    assert (fixed.num_replicas, fixed._deployment_config.autoscaling_config) == (3, None)
+    scaled = deployments_of(router={"autoscaling": {"replicas_min": 2, "replicas_max": 5}})["EngineReplica"]
+    config = scaled._deployment_config.autoscaling_config
+    assert (config.min_replicas, config.max_replicas) == (2, 5)
+    assert config.policy.policy_function == "continuum_router.ray_autoscaling:WorkingSetPolicy"
+
+
 @pytest.mark.parametrize(
     ("executor", "gpus", "bundles"),
     [("mp", 4, None), ("ray", 0, [{"CPU": 2.0, "GPU": 1.0, "accelerator_type:H200": 0.001}] * 4)],

@@ -87,3 +87,8 @@ name: {{ .Values.externalRedis.existingSecret | quote }}
 key: {{ .Values.externalRedis.key | quote }}
 {{- end -}}
 {{- end -}}
+
+{{/* "true" where tools run in pods of their own (settings.tools.sandbox: kubernetes), and tool pods therefore call the API server. */}}
+{{- define "continuum.claimsPods" -}}
+{{- if eq (dig "tools" "sandbox" "" .Values.settings) "kubernetes" }}true{{ end -}}
+{{- end -}}

@@ -3,7 +3,7 @@
     component  head | engine | tools: the value of app.kubernetes.io/component
     group      the group's values, defaults merged in
     account    ServiceAccount name
-    apiToken   whether the pod may talk to the API server (head, and only when the autoscaler needs it)
+    apiToken   whether the pod may talk to the API server (the head when the autoscaler needs it, tool pods that claim pods)
 
 Every group runs as a plain user with a read-only root, no capability and no way to gain one. Only tool pods differ, and only as
 far as sandboxes need it: see continuum.podSecurity. */}}

@@ -9,6 +9,17 @@
 {{- /* An empty list of peers would mean everywhere. */ -}}
 {{- fail "networkPolicy.apiServer: the autoscaler needs the API server; say where its endpoints are" -}}
 {{- end -}}
+{{- if include "continuum.claimsPods" . -}}
+{{- if not (dig "tools" "kubernetes" "namespace" "" $settings) -}}
+{{- fail "settings.tools.kubernetes: sandbox kubernetes needs a namespace and a warm_pool" -}}
+{{- end -}}
+{{- if eq $settings.tools.kubernetes.namespace .Release.Namespace -}}
+{{- fail "settings.tools.kubernetes.namespace: sandboxes get a namespace of their own; in this one the platform could run commands in its own pods" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.apiServer) -}}
+{{- fail "networkPolicy.apiServer: tool pods claim their sandboxes at the API server; say where its endpoints are" -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.redis.enabled) .Values.networkPolicy.enabled (not .Values.externalRedis.networkPeers) -}}
 {{- fail "externalRedis.networkPeers: with networkPolicy, say where the store is found" -}}
 {{- end -}}

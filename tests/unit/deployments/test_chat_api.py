@@ -169,7 +169,7 @@ async def test_a_whole_answer_lost_half_way_is_sent_once_more_and_then_is_a_503(
 
 
 async def test_a_stream_that_breaks_ends_in_an_error_and_not_as_if_it_were_complete() -> None:
-    bench = ApiBench([[STREAMING, 'data: {"choices":[]}\n\n', ReplicaLost("killed")]])
+    bench = ApiBench([[STREAMING, 'data: {"choices":[]}\n\n', ReplicaLost("killed")]] * 2)
     async with bench.client() as client:
         response = await client.post("/v1/chat/completions", json={**BODY, "stream": True})
     *_, last = response.text.strip().split("\n\n")

@@ -43,6 +43,9 @@ TOOLS = {
 }
 
 
+RUNNER = {"runner": "r", "running": 3, "running_max": 8, "traces_dropped": 0}
+
+
 def samples(page: str) -> dict[str, float]:
     """Samples of a page by name and labels."""
     return {
@@ -75,7 +78,7 @@ def test_an_ingress_tells_what_it_refused_and_what_its_routers_chose() -> None:
     routers = {"engine": {"placements": {"new": 2}, "bindings": 3, "unconfirmed_bindings": 0, "store_away": True}}
     found = samples(ingress_page({"event_streams": 1, "refusals": {"overloaded": 4}}, routers))
     assert found["continuum_ingress_refusals_total[overloaded]"] == 4
-    assert found["continuum_router_placements_total[engine][new]"] == 2
+    assert found["continuum_router_placements_total[new][engine]"] == 2
     assert found["continuum_router_store_away[engine]"] == 1
 
 
@@ -102,7 +105,7 @@ async def test_every_number_of_a_runners_status_has_a_family() -> None:
 
 
 def test_runners_and_stores_have_pages_too() -> None:
-    assert samples(runner_page({"runner": "r", "running": 3, "running_max": 8}, {}))["continuum_runner_running"] == 3
+    assert samples(runner_page(RUNNER, {}))["continuum_runner_running"] == 3
     status = {"memory_bytes": 10, "memory_max_bytes": 20, "clients": 1, "commands": 5}
     assert samples(store_page(status))["continuum_store_commands_total"] == 5
 
@@ -130,6 +133,27 @@ def test_histograms_and_counters_keep_their_parts() -> None:
         "t_seconds_count[a]": 3,
         "t_seconds_sum[a]": 4.5,
     }
+
+
+def test_labels_of_the_replica_win_over_the_pages_own_and_values_are_escaped() -> None:
+    pages = MetricPages()
+    pages.add('up{replica="mine",x="a,b\\"c"} 1.0 1700000000000\nplain 2\n', {"replica": 'r"1'})
+    lines = exposition(pages).decode().splitlines()
+    assert lines == ['up{x="a,b\\"c",replica="r\\"1"} 1.0 1700000000000', 'plain{replica="r\\"1"} 2']
+
+
+def test_a_page_goes_through_a_parser_as_it_came_but_for_the_labels() -> None:
+    text = tools_page(TOOLS)
+    pages = MetricPages()
+    pages.add(text, {"replica": "a"})
+
+    def parsed(page: str) -> dict[str, list[tuple[str, dict[str, str], float]]]:
+        return {
+            family.name: [(one.name, {**one.labels, "replica": "a"}, one.value) for one in family.samples]
+            for family in text_string_to_metric_families(page)
+        }
+
+    assert parsed(exposition(pages).decode()) == parsed(text)
 
 
 def test_a_page_that_does_not_parse_is_counted_and_hides_no_other() -> None:
