@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI, Request
@@ -31,10 +32,10 @@ from deployments.request_ids import RequestIds
 from deployments.settings import HttpSettings
 from deployments.steps import Step
 from deployments.tool_catalog import ToolCatalog
-from deployments.ttl_now import CONTEXT_TOKENS_DEFAULT
 from deployments.wire_client_tools import parse_tool_event
 from deployments.wire_values import parse_whole_number
 from deployments.workspace_api import WorkspaceApi, WorkspaceClient
+from tool_runtime.workspace_errors import WorkspaceNotFound
 
 _LIST_LIMIT_DEFAULT = 20
 _SEQ_MAX = 2**53
@@ -326,37 +327,48 @@ class Api:
 
     async def read_workspace(self, request: Request, program_id: str) -> Response:
         """The program's files as a tar."""
-        return await self._workspaces.read(*await self._owner(request, program_id))
+        async with self._owner(request, program_id) as owner:
+            return await self._workspaces.read(*owner)
 
     async def replace_workspace(self, request: Request, program_id: str) -> Response:
         """The program's files become those of a tar, all or nothing; also before the program is submitted under its id."""
-        return await self._workspaces.replace(request, *await self._owner(request, program_id, is_to_come=True))
+        async with self._owner(request, program_id) as owner:
+            return await self._workspaces.replace(request, *owner)
 
     async def snapshot_workspace(self, request: Request, program_id: str) -> Response:
         """Keep the program's files as they are."""
-        return await self._workspaces.snapshot(*await self._owner(request, program_id))
+        async with self._owner(request, program_id) as owner:
+            return await self._workspaces.snapshot(*owner)
 
     async def restore_workspace(self, request: Request, program_id: str) -> Response:
         """Put the files of a snapshot back."""
         body = await self._body(request)
-        return await self._workspaces.restore(body, *await self._owner(request, program_id))
+        async with self._owner(request, program_id) as owner:
+            return await self._workspaces.restore(body, *owner)
 
-    async def _owner(
-        self, request: Request, program_id: str, *, is_to_come: bool = False
-    ) -> tuple[ProgramId, TenantId]:
-        """The program and its tenant; one that `is_to_come` may not be there yet.
+    @asynccontextmanager
+    async def _owner(self, request: Request, program_id: str) -> AsyncIterator[tuple[ProgramId, TenantId]]:
+        """The program and its tenant. Files may be there before their program: then they are those of the caller's tenant.
 
         Raises:
-            ProgramNotFound: there is none, or it is another tenant's.
+            ProgramNotFound: it is another tenant's, or there are neither program nor files.
         """
         caller = caller_of(request)
         try:
             record = await self._programs.get(program_id, caller)
+            owner = ProgramId(record.id), TenantId(record.tenant_id)
         except ProgramNotFound:
-            if not is_to_come or await self._is_journaled(program_id):
+            if await self._is_journaled(program_id):
                 raise
-            return parse_program_id(program_id), caller.tenant_id
-        return ProgramId(record.id), TenantId(record.tenant_id)
+            record, owner = None, (parse_program_id(program_id), caller.tenant_id)
+        try:
+            yield owner
+        except WorkspaceNotFound as error:
+            if record is not None:
+                raise
+            raise ProgramNotFound(
+                f"no program {program_id!r}, and no files that were put there for one", param="program_id"
+            ) from error
 
     # Tools
 
@@ -370,14 +382,9 @@ class Api:
 
     async def tool_latency(self, request: Request, name: str) -> Response:
         """How long a tool takes, by what has been measured, and how long a context of `context_tokens` would be kept for it."""
-        tokens = parse_whole_number(
-            request.query_params.get("context_tokens"),
-            what="context_tokens",
-            default=CONTEXT_TOKENS_DEFAULT,
-            least=1,
-            most=_SEQ_MAX,
-        )
-        return JSONResponse(await self._tools.latency(name, context_tokens=tokens))
+        asked = request.query_params.get("context_tokens")
+        tokens = parse_whole_number(asked, what="context_tokens", default=0, least=1, most=_SEQ_MAX)
+        return JSONResponse(await self._tools.latency(name, context_tokens=tokens or None))
 
     # Health
 

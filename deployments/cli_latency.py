@@ -15,24 +15,32 @@ Json = Mapping[str, Any]
 
 _ROWS, _BAR_COLUMNS = 12, 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_DECISIONS = {
+_STAGES = {
     "cold_start": "too few calls of any tool are known yet",
     "global_history": "by the times of all tools, since too few of this one are known",
     "tool_history": "by this tool's own times",
 }
+_WITHOUT_A_TIME = {
+    "priced": "kept until a waiting turn brings more",
+    "reload_is_cheap": "not held, since a tier below brings it back at next to no cost",
+    "end_of_turn": "not kept",
+    "static": "kept for the same time after every turn (scheduling.ttl_s)",
+    "least_waste": "kept while that wastes less memory than a recompute would",
+}
 
 
 def latency_lines(found: Json) -> Iterator[Text]:
-    """The curve, then one line for each engine."""
+    """The curve, then two lines for each engine: what it would do now, and what the paper's formula comes to."""
     points: Sequence[float] = found.get("quantiles_s") or []
     censored = found["censored_count"]
     yield Text.assemble(
         (found["tool"], "bold"), f"  {found['count']} calls" + (f", {censored} cut off" if censored else "")
     )
     if points:
-        yield from cdf(points, marks=[entry["ttl_s"] for entry in found.get("ttl_now") or []])
+        yield from cdf(points, marks=[entry["ttl_s"] or 0.0 for entry in found.get("ttl_now") or []])
     for entry in found.get("ttl_now") or []:
-        yield _ttl_line(entry)
+        yield _running_line(entry)
+        yield _paper_line(entry)
 
 
 def cdf(points: Sequence[float], *, marks: Sequence[float] = (), rows: int = _ROWS) -> Iterator[Text]:
@@ -70,13 +78,36 @@ def _bar(share: float) -> str:
     return f"{bar:<{_BAR_COLUMNS}}"
 
 
-def _ttl_line(entry: Json) -> Text:
-    inputs = entry["inputs"]
+def _running_line(entry: Json) -> Text:
+    line = Text.assemble(
+        (f"{entry['replica']} ({entry['policy'] or 'policy unknown'}): ", "dim"),
+        f"after this tool a context of {entry['context_tokens']:,} tokens would be ",
+    )
+    if entry["decision"] in _STAGES:
+        return line.append("kept ").append(seconds(entry["ttl_s"]), style="bold")
+    line.append(_WITHOUT_A_TIME.get(entry["decision"], "treated as that policy has it"), style="bold")
+    if entry["decision"] == "priced":
+        line.append(_price(entry))
+    return line
+
+
+def _price(entry: Json) -> str:
+    price, ttl_max_s = entry.get("price"), entry.get("ttl_max_s")
+    longest = f", {seconds(ttl_max_s)} at most" if ttl_max_s is not None else ""
+    if price is None:
+        return f"{longest}; price not known yet"
+    return (
+        f"{longest}; price now {price['at_start']:.3g} s saved a second ({seconds(price['benefit_s'])} of everybody's time if it is "
+        "gone), falling with the time that it is away"
+    )
+
+
+def _paper_line(entry: Json) -> Text:
+    paper, is_running = entry["paper"], entry["decision"] in _STAGES
+    inputs = paper["inputs"]
     return Text.assemble(
-        (f"{entry['replica']}: ", "dim"),
-        "after this tool a context of ",
-        f"{inputs['context_tokens']:,} tokens would be kept ",
-        (seconds(entry["ttl_s"]), "bold"),
-        f" ({_DECISIONS.get(entry['decision'], entry['decision'])}; recompute {seconds(inputs['prefill_reload_s'])}, "
+        ("  by " if is_running else "  for comparison, ", "dim"),
+        f"the paper's formula{': ' if is_running else ' would keep it '}{seconds(paper['ttl_s'])}",
+        f" ({_STAGES.get(paper['decision'], paper['decision'])}; recompute {seconds(inputs['prefill_reload_s'])}, "
         f"queueing {seconds(inputs['queueing_delay_s'])}, eta {inputs['eta']:.2f})",
     )

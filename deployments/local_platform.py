@@ -51,29 +51,81 @@ class ListenOn:
     ray_address: str | None = None
 
 
+class Interrupts:
+    """SIGINT and SIGTERM while the platform is there: each raises KeyboardInterrupt and is remembered.
+
+    Remembered, because what starts a platform is much code of others: an exception that is raised in a callback of theirs, in
+    a finalizer or below an `except` without a name, is lost there. `check` raises it again once they return.
+    """
+
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    def install(self) -> None:
+        """Take both signals, whoever has them: Ray takes SIGTERM while it starts, and a shell that starts this in the background
+        has SIGINT ignored."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def check(self) -> None:
+        """Raise the interrupt that somebody lost.
+
+        Raises:
+            KeyboardInterrupt: a signal came at any time since `install`.
+        """
+        if self._is_asked:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        self._is_asked = True
+        raise KeyboardInterrupt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starters:
+    """What starts the parts that take long; tests put in doubles."""
+
+    #: `ray.init`, with its arguments.
+    ray: Callable[..., object]
+    #: Ends what `ray` started.
+    stop_ray: Callable[[], None]
+    #: Makes the embedded model, told where to say so.
+    model: Callable[[Callable[[str], None]], None]
+    #: Starts the Serve app on a port, and puts onto the stack what ends it.
+    app: Callable[[PlatformSettings, ListenOn, int, contextlib.ExitStack, Callable[[str], None]], None]
+
+
 @contextlib.contextmanager
-def local_platform(settings: PlatformSettings, listen: ListenOn, *, on_stage: Callable[[str], None]) -> Iterator[str]:
+def local_platform(
+    settings: PlatformSettings, listen: ListenOn, *, on_stage: Callable[[str], None], starters: Starters | None = None
+) -> Iterator[str]:
     """Run the platform for the length of a `with`; gives its address. SIGTERM ends the `with` as Ctrl-C does.
 
     Args:
         on_stage: told in a few words what is being done, for people who wait.
+        starters: what starts the parts; Ray and Serve by default.
 
     Raises:
         PlatformStartError: the port is taken, or a part did not come up.
+        KeyboardInterrupt: SIGINT or SIGTERM came, at any moment of the start or after it.
     """
     _check_doors(settings, listen)
     port = _free_port(listen)
     if settings.store.is_embedded:
         _check_store_port(settings.store.embedded_port)
-    stack = contextlib.ExitStack()
+    stack, interrupts = contextlib.ExitStack(), Interrupts()
     try:
         _restore_signals_at_the_end(stack)
+        interrupts.install()
+        starters = starters or _starters()
         if settings.engine.is_embedded and listen.ray_address is None:
-            _prepare_model(on_stage)
+            starters.model(on_stage)
+            interrupts.check()
         with told("starting Ray", on_stage):
-            _start_ray(listen.ray_address, stack, on_stage, num_cpus=_ray_cpus(settings.replicas))
+            _start_ray(starters, listen.ray_address, stack, on_stage, interrupts, num_cpus=_ray_cpus(settings.replicas))
         with told("starting the engine, the store and the tools", on_stage, detail=_what_is_starting):
-            _start_app(settings, listen, port, stack, on_stage)
+            starters.app(settings, listen, port, stack, on_stage)
+            interrupts.check()
         url = f"http://{_reachable(listen.host)}:{port}"
         with told("waiting until it is ready", on_stage):
             _wait_until_ready(url)
@@ -152,32 +204,54 @@ def _prepare_model(on_stage: Callable[[str], None]) -> None:
         raise PlatformStartError(f"the embedded model could not be prepared:\n{done.stderr.strip()[-2000:]}")
 
 
-def _start_ray(
-    address: str | None, stack: contextlib.ExitStack, on_stage: Callable[[str], None], *, num_cpus: int
-) -> None:
+def _starters() -> Starters:
+    """Ray and Serve. The import takes seconds: an interrupt may come in it, so it happens where one is handled."""
     import ray
+
+    return Starters(ray=ray.init, stop_ray=ray.shutdown, model=_prepare_model, app=_start_app)
+
+
+def _start_ray(
+    starters: Starters,
+    address: str | None,
+    stack: contextlib.ExitStack,
+    on_stage: Callable[[str], None],
+    interrupts: Interrupts,
+    *,
+    num_cpus: int,
+) -> None:
+    is_started = False
 
     def stop_ray() -> None:
         with told("stopping Ray" if address is None else "leaving the cluster", on_stage):
-            ray.shutdown()
+            starters.stop_ray()
+
+    def end_stragglers() -> None:
+        # Processes of a Ray that did not get to its feet have nobody who tells them to end: waiting for it is in vain.
+        _end_stragglers(on_stage, grace_s=EXIT_GRACE_S if is_started else 0.0)
 
     if address is None:
-        stack.callback(_end_stragglers, on_stage)
+        stack.callback(end_stragglers)
     stack.callback(stop_ray)
     private = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": num_cpus}
     try:
-        ray.init(
+        starters.ray(
             address=address or "local",
             log_to_driver=False,
             logging_level=logging.WARNING,
             **(private if address is None else {}),
         )
+        is_started = True
+    except SystemExit as error:
+        # Ray's own handler of SIGTERM, which it sets as it starts.
+        raise KeyboardInterrupt from error
     except Exception as error:
+        interrupts.check()
         raise PlatformStartError(f"Ray did not start: {error}") from error
-    # Ray's own handler, set by init, would end this process in the middle of a clean-up; and a shell that starts this in the
-    # background has SIGINT ignored.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    finally:
+        # Ray's handler would end this process in the middle of a clean-up.
+        interrupts.install()
+    interrupts.check()
 
 
 def _start_app(
@@ -243,10 +317,6 @@ def _reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _restore_signals_at_the_end(stack: contextlib.ExitStack) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         stack.callback(signal.signal, number, signal.getsignal(number))
@@ -259,8 +329,10 @@ def _protect_the_clean_up() -> None:
     adopt_orphans()
 
 
-def _end_stragglers(on_stage: Callable[[str], None]) -> None:
+def _end_stragglers(on_stage: Callable[[str], None], *, grace_s: float) -> None:
     with told("waiting for the last processes to end", on_stage):
-        ended = end_descendants(grace_s=EXIT_GRACE_S)
+        ended = end_descendants(grace_s=grace_s)
+    if grace_s == 0:
+        return  # nobody expected them to end by themselves
     for line in ended:
         logger.warning("had to end a process that outlived its parent: %s", line)

@@ -54,6 +54,8 @@ class TurnOutcome:
     lease: Mapping[str, Any] | None
     #: None where the engine did not say.
     timings: TurnTimings | None = None
+    #: Tokens that a turn's prompt and output may have together; None where the engine did not say.
+    context_tokens_max: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ from agent_program.ids import ProgramId, TenantId, ToolKey
 from agent_program.states import ProgramState
 from agent_program.tool_events import ToolEvent, ToolEventKind
 from deployments.actions import client_key
+from deployments.context_room import fitted, room_bytes
 from deployments.journal import Claim, Journal, StoredProgram
 from deployments.next_action import AskClient, End, RunTools, RunTurn, Wait, next_action, seconds_left
 from deployments.ports import ContextOverflow, EngineClient, ReleasedProgram, ReplicaLost, ToolClient, TurnOutcome
@@ -202,6 +203,7 @@ class ProgramLoop:
             "message": _bounded_calls(outcome.message, self._settings.tool_calls_per_turn_max),
             "finish_reason": outcome.finish_reason,
             "prompt_tokens": outcome.prompt_tokens,
+            "context_tokens_max": outcome.context_tokens_max,
             "cached_tokens": outcome.cached_tokens,
             "recomputed_tokens": max(0, repeated - outcome.cached_tokens),
             "output_tokens": outcome.output_tokens,
@@ -239,7 +241,15 @@ class ProgramLoop:
         if announcements:
             await self._append(*announcements)
 
+        bytes_max = room_bytes(
+            context_tokens=self._progress.context_tokens,
+            context_tokens_max=self._progress.context_tokens_max,
+            turn_tokens_max=self._spec.limits.max_tokens_per_turn,
+            calls=len(self._progress.call_order),
+        )
+
         async def report(data: dict[str, Any], wait: ToolWait | None) -> None:
+            data = {**data, "output": fitted(data["output"], bytes_max)}
             steps: list[tuple[StepKind, Mapping[str, Any]]] = [(StepKind.TOOL_FINISHED, {"turn": action.turn, **data})]
             if wait is not None:
                 whole = {"turn": action.turn, "tool_key": wait.tool_key, "seconds": wait.seconds}

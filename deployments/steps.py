@@ -121,6 +121,8 @@ class Progress:
     usage: Usage = field(default_factory=Usage)
     #: Prompt and output tokens of the latest turn: what the next prompt repeats.
     context_tokens: int = 0
+    #: The most that it can be, as the engine said; None where it did not.
+    context_tokens_max: int | None = None
     #: The replica of the latest turn, and how the program's leases had ended there until then: outcome → count.
     replica: str | None = None
     lease_outcomes: Mapping[str, int] = field(default_factory=dict)
@@ -219,6 +221,7 @@ def _turn_finished(spec: ProgramSpec, progress: Progress, data: Mapping[str, Any
         call_order=tuple(call.call_id for call in calls),
         usage=add_usage(progress.usage, data),
         context_tokens=data["prompt_tokens"] + data["output_tokens"],
+        context_tokens_max=data.get("context_tokens_max"),
         replica=data["replica"],
         lease_outcomes=(data["lease"] or {}).get("outcomes", {}),
         last_finish_reason=data["finish_reason"],

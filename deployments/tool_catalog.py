@@ -12,7 +12,7 @@ from agent_program.errors import PlatformError, ToolNotFound
 from agent_program.ids import ToolKey
 from agent_program.tool_events import LatencySample, SampleSource, ToolEvent, ToolEventKind, ToolOutcome
 from deployments.fleet import ENGINE_PART, Fleet
-from deployments.ttl_now import CONTEXT_TOKENS_DEFAULT, ttl_now
+from deployments.ttl_now import ttl_now
 from tool_runtime.history import LatencyHistory
 from tool_runtime.history_writer import HistoryWriter
 from tool_runtime.latency import LatencySnapshot, ToolLatency
@@ -115,8 +115,8 @@ class ToolCatalog:
             )
 
     async def latency(self, name: str, *, context_tokens: int | None = None) -> dict[str, Any]:
-        """What was measured under a tool key: a tool's name, or a program that a shell ran, such as `pytest`; and for how long
-        a context of `context_tokens` would be retained for it now.
+        """What was measured under a tool key: a tool's name, or a program that a shell ran, such as `pytest`; and what each
+        engine's running policy would do with a context of `context_tokens` now; by default a usual one that the engine's model takes.
 
         Raises:
             NoSuchTool: neither a tool nor a key with samples.
@@ -131,7 +131,7 @@ class ToolCatalog:
             **_to_wire(name, latency),
             "quantiles_s": list(latency.quantiles),
             "censored_quantiles_s": list(latency.censored_quantiles),
-            "ttl_now": await self._ttls(name, snapshot, context_tokens or CONTEXT_TOKENS_DEFAULT),
+            "ttl_now": await self._ttls(name, snapshot, context_tokens),
         }
 
     async def latencies(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class ToolCatalog:
         """Write the samples that are left, and let go of the store."""
         await self._writer.close()
 
-    async def _ttls(self, name: str, snapshot: LatencySnapshot, context_tokens: int) -> Sequence[dict[str, Any]]:
+    async def _ttls(self, name: str, snapshot: LatencySnapshot, context_tokens: int | None) -> Sequence[dict[str, Any]]:
         """One entry for each engine replica that estimates anything and answers."""
         if self._fleet is None:
             return []

@@ -163,4 +163,5 @@ async def turn_outcome(
         replica=opened.replica_id,
         lease=closed.lease,
         timings=closed.timings,
+        context_tokens_max=closed.context_tokens_max,
     )

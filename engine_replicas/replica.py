@@ -148,6 +148,7 @@ class EngineReplica:
             finish_reason=turn.finish_reason,
             lease=lease,
             timings=record.timings,
+            context_tokens_max=self._engine.context_tokens_max,
         )
 
     async def _arm(self, hints: TurnHints, tool: ToolKey | None) -> dict[str, Any] | None:
@@ -301,6 +302,7 @@ class EngineReplica:
     def _own_stats(self) -> dict[str, Any]:
         return {
             "turns_open": self._turns_open,
+            "context_tokens_max": self._engine.context_tokens_max,
             "token_continuity": self._engine.token_continuity(),
             "latency_snapshot_version": self._feed.version,
             "latency_store_errors": self._feed.store_errors,

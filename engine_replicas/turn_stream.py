@@ -56,6 +56,8 @@ class TurnClosed:
     lease: dict[str, Any] | None
     #: None where the engine did not say.
     timings: TurnTimings | None = None
+    #: Tokens that prompt and output of a turn may have together; None where the engine did not say.
+    context_tokens_max: int | None = None
 
 
 NOT_GENERATED = TurnClosed(

@@ -181,6 +181,11 @@ class VllmEngine:
             raise EngineUnavailable("the engine core is dead") from self._llm.dead_error
 
     @property
+    def context_tokens_max(self) -> int:
+        """Tokens that a turn's prompt and output may have together."""
+        return int(self._llm.model_config.max_model_len)
+
+    @property
     def kv_blocks(self) -> int:
         """KV blocks of the pool, vLLM's null block left out."""
         return max(0, (self._llm.vllm_config.cache_config.num_gpu_blocks or 0) - 1)

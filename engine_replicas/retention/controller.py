@@ -440,6 +440,7 @@ class RetentionController:
         """Counters and estimates, plain values only."""
         return {
             "retention": self._settings.retention_name.value,
+            "ttl_max_s": self._ttl_max_s,
             "ordering": self._settings.ordering_name.value,
             "programs": len(self._programs),
             "live_turns": len(self._turns),

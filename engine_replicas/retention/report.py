@@ -87,6 +87,8 @@ def estimates(known: Estimates) -> dict[str, Any]:
         "prefill_reload_s_per_1k": known.prefill.reload_s(1000),
         "prefill_samples": known.prefill.samples,
         "reload_s_per_1k": known.reload.reload_s(1000),
+        "stall_s_per_1k": known.reload.stall_s(1000),
+        "is_reload_cheap": known.reload.is_cheap(1000),
         "reload_found_share": known.reload.found_share,
         "reload_loads": known.reload.loads,
         "tool_latency": {"version": known.tools.version, **known.tools.counts()},

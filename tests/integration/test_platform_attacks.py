@@ -1,13 +1,14 @@
 """What people try first, through REST as they would: a script in the program's workspace, and a program that is told to run it.
 
 The script goes there by `PUT /v1/programs/{id}/workspace` under the program's id to be, so that the small model has three letters to
-copy. What the sandbox does with each in detail is asserted in `tests/adversarial/test_what_people_try_first.py`; here it is that the
+copy, and its messages begin with two calls that copied them, which it goes on with. What the sandbox does with each in detail is asserted in `tests/adversarial/test_what_people_try_first.py`; here it is that the
 program ends, its result says what happened, and the platform goes on.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import socket
 import tarfile
 import tempfile
@@ -32,6 +33,20 @@ def archive(script: str) -> bytes:
     return target.getvalue()
 
 
+def _ran(command: str, call_id: str) -> list[Json]:
+    """The user asked for a command, and the model called it."""
+    function = {"name": "shell", "arguments": json.dumps({"command": command})}
+    return [
+        {"role": "user", "content": command},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call_id, "content": "done"},
+    ]
+
+
 def tried(platform: Platform, name: str, script: str, *, tool_timeout_s: float = 60.0) -> Json:
     """The result of the script's call."""
     program_id = f"try-{name}"
@@ -39,7 +54,7 @@ def tried(platform: Platform, name: str, script: str, *, tool_timeout_s: float =
     assert uploaded.is_success, uploaded.text
     platform.submit(
         program_id=program_id,
-        input="Run this command: sh x",
+        messages=[*_ran("sh x", "call_a"), *_ran("sh x", "call_b"), {"role": "user", "content": "sh x"}],
         tools=["shell"],
         tool_choice="required",
         sampling={"temperature": 0},

@@ -75,13 +75,13 @@ async def test_the_ttl_goes_from_the_default_to_all_tools_to_the_tools_own_times
 
     # Stage 1, at most 100 samples of anything: ln(T + reload) = ln(4 + 2).
     cold = await ttl("shell")
-    assert (cold["replica"], cold["engine_policy"], cold["decision"]) == ("r1", "continuum", "cold_start")
+    assert (cold["replica"], cold["policy"], cold["decision"]) == ("r1", "continuum", "cold_start")
     assert cold["ttl_s"] == pytest.approx(math.log(6.0))
     # Stage 2, all tools' times: B = 4 · 0.5 + 2 = 4; 101 calls of 1 s and all of them within it: keep for 1 s.
     await bench.history.add([sample(bench, "git", 1.0)] * 101)
     everything = await ttl("shell")
     assert (everything["decision"], everything["ttl_s"]) == ("global_history", 1.0)
-    assert everything["inputs"] == {
+    assert everything["paper"]["inputs"] == {
         "context_tokens": 8000,
         "queueing_delay_s": 4.0,
         "eta": 0.5,
@@ -93,7 +93,60 @@ async def test_the_ttl_goes_from_the_default_to_all_tools_to_the_tools_own_times
     # Stage 3, the tool's own: 60 calls of 2 s and 60 of 100 s; half come back within 2 s: 0.5 · 4 − 2 = 0, so nothing is kept.
     await bench.history.add([*[sample(bench, "make", 2.0)] * 60, *[sample(bench, "make", 100.0)] * 60])
     own = await ttl("make")
-    assert (own["decision"], own["ttl_s"], own["inputs"]["samples"]) == ("tool_history", 0.0, 120)
+    assert (own["decision"], own["ttl_s"], own["paper"]["inputs"]["samples"]) == ("tool_history", 0.0, 120)
+
+
+async def ttl_entry(bench: ApiBench, path: str = "shell/latency", **stats: Any) -> dict[str, Any]:
+    bench.fleet.answers["engine", "stats_here"] = PartAnswer(answers=(("r1", {**ESTIMATES, **stats}),), faults=())
+    (entry,) = (await latency_of(bench, path))["ttl_now"]
+    found: dict[str, Any] = entry
+    return found
+
+
+async def test_a_policy_that_keeps_until_outbid_has_a_price_and_no_time() -> None:
+    entry = await ttl_entry(
+        ApiBench(), "shell/latency?context_tokens=2000", retention="adaptive", ttl_max_s=1800.0, stall_s_per_1k=0.25
+    )
+    assert (entry["policy"], entry["decision"], entry["ttl_s"], entry["ttl_max_s"]) == (
+        "adaptive",
+        "priced",
+        None,
+        1800,
+    )
+    # Half a second of everybody's time, by a hazard that is at most one in half a second.
+    assert entry["price"] == {"benefit_s": 0.5, "at_start": 1.0}
+    # The paper's time stands beside it, and is not what will happen: ln(4 + 0.5).
+    assert entry["paper"]["ttl_s"] == pytest.approx(math.log(4.5))
+
+
+async def test_before_a_recompute_was_measured_the_price_is_not_known() -> None:
+    entry = await ttl_entry(ApiBench(), retention="adaptive", stall_s_per_1k=0.0)
+    assert (entry["decision"], entry["price"]) == ("priced", None)
+
+
+@pytest.mark.parametrize(
+    ("stats", "decision", "ttl_s"),
+    [
+        ({"retention": "adaptive", "is_reload_cheap": True}, "reload_is_cheap", 0.0),
+        ({"retention": "end_of_turn"}, "end_of_turn", 0.0),
+        ({"retention": "static_ttl"}, "static", None),
+        ({"retention": "infercept"}, "least_waste", None),
+        ({"retention": "continuum", "ttl_max_s": 0.5}, "cold_start", 0.5),
+        ({"retention": "somebody_elses"}, None, None),
+    ],
+)
+async def test_the_running_policy_decides(stats: dict[str, Any], decision: str | None, ttl_s: float | None) -> None:
+    entry = await ttl_entry(ApiBench(), **stats)
+    assert (entry["policy"], entry["decision"], entry["ttl_s"]) == (stats["retention"], decision, ttl_s)
+
+
+async def test_a_context_is_by_default_no_longer_than_the_engines_model_takes() -> None:
+    bench = ApiBench()
+    assert (await ttl_entry(bench, context_tokens_max=4096))["context_tokens"] == 4096
+    assert (await ttl_entry(bench, context_tokens_max=131_072))["context_tokens"] == 8192
+    assert (await ttl_entry(bench, "shell/latency?context_tokens=100", context_tokens_max=4096))[
+        "context_tokens"
+    ] == 100
 
 
 async def test_an_engine_that_retains_nothing_or_none_that_answers_leaves_the_ttl_out() -> None:
@@ -150,24 +203,34 @@ def test_calls_that_all_took_the_same_time_are_one_row() -> None:
     assert len(drawn([0.0])) == 1
 
 
-def test_the_account_of_a_tool_names_its_calls_and_what_each_engine_would_do() -> None:
-    found = {
-        "tool": "pytest",
-        "count": 3,
-        "censored_count": 1,
-        "quantiles_s": [1.0, 2.0, 30.0],
-        "ttl_now": [
-            {
-                "replica": "r1",
-                "ttl_s": 2.0,
-                "decision": "tool_history",
-                "inputs": {"context_tokens": 8192, "queueing_delay_s": 4.0, "eta": 0.5, "prefill_reload_s": 2.0},
-            }
-        ],
+def account(**entry: Any) -> list[str]:
+    paper = {
+        "ttl_s": 2.0,
+        "decision": "tool_history",
+        "inputs": {"queueing_delay_s": 4.0, "eta": 0.5, "prefill_reload_s": 2.0},
     }
-    lines = [line.plain for line in latency_lines(found)]
+    told = {"replica": "r1", "context_tokens": 4096, "ttl_max_s": 1800.0, "paper": paper, **entry}
+    found = {"tool": "pytest", "count": 3, "censored_count": 1, "quantiles_s": [1.0, 2.0, 30.0], "ttl_now": [told]}
+    return [line.plain for line in latency_lines(found)]
+
+
+def test_the_account_of_a_tool_names_its_calls_and_how_long_the_papers_policy_keeps() -> None:
+    lines = account(policy="continuum", decision="tool_history", ttl_s=2.0)
     assert lines[0] == "pytest  3 calls, 1 cut off"
-    assert "a context of 8,192 tokens would be kept 2.00 s (by this tool's own times" in lines[-1]
-    assert [line.plain for line in latency_lines({**found, "count": 0, "quantiles_s": [], "ttl_now": []})] == [
-        "pytest  0 calls, 1 cut off"
-    ]
+    assert lines[-2] == "r1 (continuum): after this tool a context of 4,096 tokens would be kept 2.00 s"
+    assert lines[-1].startswith("  by the paper's formula: 2.00 s (by this tool's own times; recompute 2.00 s")
+    assert any("kept until here" in line for line in lines)
+
+
+def test_the_account_of_a_priced_tool_says_what_has_to_be_outbid_and_labels_the_papers_time() -> None:
+    lines = account(policy="adaptive", decision="priced", ttl_s=None, price={"benefit_s": 0.5, "at_start": 1.0})
+    assert "would be kept until a waiting turn brings more" in lines[-2]
+    assert "price now 1 s saved a second (0.50 s of everybody's time" in lines[-2]
+    assert lines[-1].startswith("  for comparison, the paper's formula would keep it 2.00 s")
+    assert not any("kept until here" in line for line in lines)
+    assert "price not known yet" in account(policy="adaptive", decision="priced", ttl_s=None, price=None)[-2]
+
+
+def test_the_account_of_a_tool_without_engines_is_its_calls() -> None:
+    found = {"tool": "pytest", "count": 0, "censored_count": 1, "quantiles_s": [], "ttl_now": []}
+    assert [line.plain for line in latency_lines(found)] == ["pytest  0 calls, 1 cut off"]

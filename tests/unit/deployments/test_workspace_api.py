@@ -32,9 +32,38 @@ async def test_files_may_be_there_before_their_program() -> None:
     bench = ApiBench()
     async with bench.client() as client:
         assert (await client.put(FILES, content=b"an archive")).status_code == 200
-        assert (await client.get(FILES)).status_code == 404, "there is no program to read the files of yet"
+        assert (await client.get(FILES)).content == b"an archive"
+        kept = (await client.post(f"{FILES}/snapshots")).json()["id"]
+        await client.put(FILES, content=b"another")
+        assert (await client.post(f"{FILES}/restore", json={"snapshot_id": kept})).status_code == 200
         await client.post("/v1/programs", json=SUBMISSION)
         assert (await client.get(FILES)).content == b"an archive"
+
+
+async def test_without_a_program_and_without_files_the_program_is_what_is_missing() -> None:
+    bench = ApiBench()
+    async with bench.client() as client:
+        for response in (await client.get(FILES), await client.post(f"{FILES}/snapshots")):
+            assert (response.status_code, error_of(response)["code"]) == (404, "program_not_found")
+            assert "no program 'p', and no files" in error_of(response)["message"]
+
+
+async def test_files_before_a_program_are_there_for_their_tenant_only() -> None:
+    keys = {name: new_key() for name in ("acme", "globex")}
+    settings = [ApiKeySettings(name=name, sha256=digest(key), tenant=name) for name, key in keys.items()]
+    bench = ApiBench(api_keys=settings)
+    async with bench.client() as client:
+        alice, bob = ({"authorization": f"Bearer {key}"} for key in keys.values())
+        await client.put(FILES, content=b"secret", headers=alice)
+        assert (await client.get(FILES, headers=bob)).status_code == 404
+        assert (await client.post(f"{FILES}/snapshots", headers=bob)).status_code == 404
+        # The id is nobody's yet: what the other tenant puts under it is its own.
+        await client.put(FILES, content=b"other", headers=bob)
+        assert (await client.get(FILES, headers=alice)).content == b"secret"
+        # Once it is a program's, it is that tenant's alone.
+        await client.post("/v1/programs", json=SUBMISSION, headers=alice)
+        assert (await client.get(FILES, headers=bob)).status_code == 404
+        assert (await client.get(FILES, headers=alice)).content == b"secret"
 
 
 async def test_an_archive_passes_through_in_pieces() -> None:
@@ -82,7 +111,7 @@ async def test_a_refused_archive_and_missing_files_are_errors_of_the_clients() -
     assert (refused.status_code, error_of(refused)["code"]) == (422, "archive_refused")
     assert (empty.status_code, error_of(empty)["code"]) == (404, "workspace_not_found")
     assert (nobody.status_code, error_of(nobody)["code"]) == (404, "program_not_found")
-    assert bench.workspaces.readings_ended == 1
+    assert bench.workspaces.readings_ended == 2
 
 
 async def test_a_reading_that_fails_is_broken_off_and_not_ended() -> None:
