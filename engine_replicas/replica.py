@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,12 @@ from tool_runtime.tool_key import combine
 
 if TYPE_CHECKING:
     from engine_replicas.vllm_turn import VllmTurn
+
+
+logger = logging.getLogger(__name__)
+
+#: For what is closed to close, and for what is cancelled to end, before it is told again.
+_CLOSE_S, _CANCELS_MAX = 5.0, 4
 
 
 class EngineReplica:
@@ -265,10 +272,12 @@ class EngineReplica:
 
     async def aclose(self) -> None:
         """`shutdown` from the event loop, and let go of the store."""
-        for loop_ in self._loops:
-            loop_.cancel()
-        await asyncio.gather(*self._loops, *self._closing, return_exceptions=True)
-        await self._feed.close()
+        await _end({*self._loops, *self._closing})
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._feed.close()
+        except TimeoutError:
+            logger.warning("the store's connections did not close within %g s", _CLOSE_S)
         await asyncio.to_thread(self.shutdown)
 
     def __del__(self) -> None:
@@ -320,6 +329,19 @@ class EngineReplica:
         if answer is None:
             raise EngineUnavailable("the scheduler does not answer")
         return answer
+
+
+async def _end(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel tasks of this loop and wait for them. What swallows a cancellation, as code with timeouts of its own may where
+    both come together, is cancelled again."""
+    for _ in range(_CANCELS_MAX):
+        tasks = {task for task in tasks if not task.done()}
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_CLOSE_S)
+    logger.error("%d tasks do not end", len([task for task in tasks if not task.done()]))
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

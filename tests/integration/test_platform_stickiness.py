@@ -40,10 +40,6 @@ def test_twenty_programs_keep_their_replicas_while_a_third_is_added(platform: Pl
             list(pool.map(turn, names))
 
     assert all(len(set(seen)) == 1 for seen in replicas.values()), replicas
-    first = [seen[0] for seen in replicas.values()]
-    shares = sorted(first.count(replica) for replica in set(first))
-    assert len(shares) == 2
-    assert shares[0] >= PROGRAMS // 4, shares  # programs of other tests may be bound here as well
 
     deployments[0]["num_replicas"] = 2
     platform.deploy()

@@ -73,9 +73,7 @@ def test_where_the_operator_chose_vllms_priorities_those_decide(engine: Build) -
 
 
 def test_every_program_gets_its_turn_while_others_keep_coming_back(engine: Build) -> None:
-    ordered = engine(
-        preset="continuum", retention="static_ttl", ttl_s=100, turn_wait_max_s=2.0, pool=ONE_AT_A_TIME
-    )
+    ordered = engine(preset="continuum", retention="static_ttl", ttl_s=100, turn_wait_max_s=2.0, pool=ONE_AT_A_TIME)
     contexts = {name: prompt(index, 32) for index, name in enumerate("ab")}
     turns = dict.fromkeys("ab", 0)
 
