@@ -103,7 +103,7 @@ def test_a_matrix_that_cannot_be_run_is_refused_by_name(tmp_path, old, new, mess
 
 
 def test_an_unknown_matrix_is_refused():
-    with pytest.raises(InvalidRequest, match="known: full, quick, tune"):
+    with pytest.raises(InvalidRequest, match="known: full, part, quick, tune"):
         load_matrix("huge")
 
 
