@@ -11,6 +11,7 @@ from agent_program.clock import Clock
 from tool_runtime.config import OutputLimits
 from tool_runtime.mcp_client import Answer, McpFailed, McpSession, ReportProgress
 from tool_runtime.output import bounded
+from tool_runtime.queueing import wait_unless
 from tool_runtime.sandbox import BoundedText, Ending, Execution
 
 
@@ -44,11 +45,9 @@ class McpCall:
         """Call the tool, for no longer than `timeout_s`, unless `cancelled` is set first."""
         started_s = self._clock.now_s()
         calling = asyncio.create_task(self.session.call(self._tool, dict(fields), self._report_progress))
-        waiting = asyncio.create_task((cancelled or asyncio.Event()).wait())
         try:
-            await asyncio.wait({calling, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await wait_unless(cancelled, calling, timeout_s=timeout_s)
         finally:
-            waiting.cancel()
             if not calling.done():
                 self.must_end = self._ends_server
                 calling.cancel()  # the server is told so

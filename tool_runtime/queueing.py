@@ -1,9 +1,10 @@
-"""Waiting for a lock or a slot that one may stop waiting for."""
+"""Waiting for a lock, a slot or a task that one may stop waiting for."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 
 class CancelledInQueue(Exception):
@@ -24,6 +25,15 @@ async def acquire_unless(cancelled: asyncio.Event, lock: asyncio.Lock | asyncio.
     except BaseException:
         await _give_back(acquiring, lock)
         raise
+    finally:
+        waiting.cancel()
+
+
+async def wait_unless(cancelled: asyncio.Event | None, task: asyncio.Task[Any], *, timeout_s: float) -> None:
+    """Wait until `task` is done, `cancelled` is set or the time is up, whichever comes first; the task goes on."""
+    waiting = asyncio.create_task((cancelled or asyncio.Event()).wait())
+    try:
+        await asyncio.wait({task, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
 

@@ -19,6 +19,7 @@ from agent_program.clock import Clock
 from tool_runtime.config import OutputLimits
 from tool_runtime.functions import FunctionTool, ToolContext
 from tool_runtime.output import bounded
+from tool_runtime.queueing import wait_unless
 from tool_runtime.sandbox import BoundedText, Ending, Execution
 
 _LOG = logging.getLogger(__name__)
@@ -92,11 +93,9 @@ class TrustedCall:
         """Call the function, for no longer than `timeout_s`, unless `cancelled` is set first."""
         started_s = self._clock.now_s()
         calling = asyncio.create_task(self._call(fields))
-        waiting = asyncio.create_task((cancelled or asyncio.Event()).wait())
         try:
-            await asyncio.wait({calling, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await wait_unless(cancelled, calling, timeout_s=timeout_s)
         finally:
-            waiting.cancel()
             is_done = calling.done()
             if not is_done:
                 calling.cancel()
